@@ -28,8 +28,8 @@ from profiler.profile.routing import expected_groups
 #: (deepseek-ai/profile-data, a training step with two micro batches at once), 31 to 41 (Hybrid-EP), 44 (DeepEP's own table).
 #: Their geometric mean is 31; on 4 nodes it is 44. Between these it falls with the nodes' logarithm, and no further beyond.
 FAR_SHARE, FAR_STD = 0.7, 0.4
-#: Share of a link's rate that the kernels reach: the most of any measured exchange (266 combines of H100), where the kernel's
-#: own work leaves little less. DeepEP's table states 0.70 and 0.72 on H800, whose links are slower than the kernels.
+#: Share of a link's rate that the kernels reach: the most of 266 combines of H100, where the kernel's own work leaves little
+#: less; Hybrid-EP's reach 0.74 on GB200. DeepEP's table states 0.70 and 0.72 on H800, whose links are slower than the kernels.
 LINK_SHARE = 0.73
 _OTHER_RANKS = 0.1  # uncertainty for each doubling or halving of the measured ranks in a node
 _OUTSIDE = 0.1  # uncertainty of numbers of tokens or row sizes outside the measured ones

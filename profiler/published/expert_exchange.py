@@ -21,21 +21,23 @@ _MOST_NODES = 4
 #: The file of an older collection on H200: some rows name an H100, and all times equal those in the H100's file.
 _COPIES = ("aic:h200_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parquet",)
 
-#: Rates (GB/s) of docs/README_Hybrid-EP.md at commit 41cad94, "Torch API": ranks, multiprocessors, dispatch in fp8, dispatch in
-#: bf16, combine. 4,096 tokens of 7,168 values, top 8, 8 experts per rank. "Algorithm bandwidth": bytes sent to other ranks (or,
-#: between nodes, other nodes) and to the own one; only then do rates of two nodes, up to 77 GB/s, fit a link of 50 GB/s.
+#: Rates (GB/s) of docs/README_Hybrid-EP.md at commit 41cad94, "Kernel Only": ranks, multiprocessors, dispatch in fp8, dispatch
+#: in bf16, combine. 4,096 tokens of 7,168 values, top 8, 8 experts per rank. "Algorithm bandwidth": bytes sent to other ranks
+#: (or, between nodes, other nodes) and to the own one; only then do rates of two nodes, up to 77 GB/s, fit a link of 50 GB/s.
+#: Whole calls ("Torch API") take 0.1 to 0.2 ms more on GB200 and 0.3 to 1.3 on H100: they gather and read who goes where, and
+#: copy rows out of the buffers and into them, which a training step's permutation does (both in solver.layers).
 HYBRID_EP: Mapping[str, tuple[tuple[int, int, float, float, float], ...]] = {
     "H100": (
-        (16, 4, 28.09, 37.08, 42.47), (16, 8, 44.87, 57.74, 56.96), (16, 16, 48.26, 54.47, 53.35),
-        (32, 4, 32.58, 44.88, 43.60), (32, 8, 41.23, 46.54, 50.68), (32, 16, 42.10, 47.36, 52.53),
-        (64, 4, 30.42, 40.63, 41.00), (64, 8, 35.71, 41.46, 47.68), (64, 16, 35.01, 41.24, 46.57),
+        (16, 4, 34.00, 44.40, 52.00), (16, 8, 62.00, 76.80, 68.00), (16, 16, 68.48, 71.71, 62.95),
+        (32, 4, 38.50, 52.60, 51.00), (32, 8, 51.30, 54.50, 56.40), (32, 16, 55.35, 57.69, 57.46),
+        (64, 4, 37.50, 48.00, 46.00), (64, 8, 46.63, 50.55, 51.03), (64, 16, 46.52, 49.97, 49.77),
     ),
-    "B200": ((8, 16, 409.71, 535.94, 530.86),),
+    "B200": ((8, 16, 599.27, 734.95, 673.84),),
     "GB200": (
-        (8, 16, 421.67, 550.10, 538.44), (8, 32, 455.35, 545.71, 568.94), (16, 16, 397.33, 472.84, 474.48),
-        (16, 32, 444.67, 523.48, 521.55), (24, 16, 281.73, 441.89, 444.40), (24, 32, 403.20, 507.32, 483.76),
-        (32, 16, 236.33, 485.50, 423.19), (32, 32, 392.70, 484.22, 464.54), (36, 16, 215.36, 469.96, 418.27),
-        (36, 32, 361.13, 479.02, 447.89),
+        (8, 16, 620.98, 750.15, 684.27), (8, 32, 713.98, 764.03, 737.13), (16, 16, 577.17, 661.93, 600.75),
+        (16, 32, 650.48, 706.95, 666.26), (24, 16, 360.12, 637.80, 565.53), (24, 32, 577.96, 665.97, 639.80),
+        (32, 16, 286.93, 629.79, 547.25), (32, 32, 538.86, 642.23, 605.15), (36, 16, 260.53, 612.85, 543.27),
+        (36, 32, 489.27, 632.31, 596.99),
     ),
 }  # fmt: skip
 #: Platforms of HYBRID_EP whose GPU and links are those of a profile.

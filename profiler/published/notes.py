@@ -71,7 +71,7 @@ warm-ups, about 75 calls on the same buffers | Apache-2.0, Moore Threads |
 | xxrjun/nccl-tests-cluster | collectives of H100 on 1, 2 and 10 nodes of 8 x 400 Gbit/s | nccl-tests, medians over \
 equal runs on several nodes | Apache-2.0 |
 | deepseek-ai/DeepEP (commit 41cad94), docs/README_Hybrid-EP.md | Hybrid-EP's dispatch and combine on H100, B200 and GB200 | \
-rates of whole calls ("Torch API"), 4,096 tokens, random routing; turned into times | MIT, DeepSeek and NVIDIA |
+rates of kernels ("Kernel Only"), 4,096 tokens, random routing; turned into times | MIT, DeepSeek and NVIDIA |
 | DebarghaG/estimate-train-time (commit 1ac4d5e4) | memory-bound kernels of GPT-NeoX's blocks, forward and \
 backward, on A100 and GH200 (96 GB of HBM3) | CUDA events, fp16; chains of eager kernels include their launches where they \
 are small | MIT |

@@ -21,6 +21,9 @@ MODULE = "expert_exchange"
 #: Dispatchers that hand the routers' probabilities on in fp32; else they have the type of activations, unless the router's is
 #: stated (Megatron-Core's moe_utils.py, DeepEP's fused_a2a.py).
 WIDE_PROBABILITIES = ("deepep", "hybridep")
+#: Reads and writes of the rows that torchtitan sorts, forward and backward (models/moe/utils.py of 0.2.2). There: a row of
+#: zeros is joined on, then they are indexed; gradients are added up in zeros. Back: put in place; the gradient gets the row again.
+EAGER_SORTS = {"sort": (4.0, 4.0), "unsort": (2.0, 5.0)}
 
 
 def dispatch_ops(shapes: Shapes) -> list[Op]:
@@ -30,7 +33,8 @@ def dispatch_ops(shapes: Shapes) -> list[Op]:
 
 def combine_ops(shapes: Shapes) -> list[Op]:
     """Return the ops that bring the experts' outputs back and add them up for each token."""
-    return [*_sorts(shapes, "unsort"), *_sends(shapes, COMBINE), *_permutation(shapes, "unpermute")]
+    home = _weighted_sum(shapes) if weighs_in_fp32(shapes) else _permutation(shapes, "unpermute")
+    return [*_sorts(shapes, "unsort"), *_sends(shapes, COMBINE), *home]
 
 
 def _row(shapes: Shapes) -> int:
@@ -61,8 +65,26 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     if shapes.run.moe_dispatcher != "alltoall":
         return []
     several = np.where(shapes.model.num_experts // shapes.keys.ep > 1, 1.0, 0.0)
-    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), 2.0, 2.0, gradient="permute_grad")
+    passes = EAGER_SORTS[name] if weighs_in_fp32(shapes) else (2.0, 2.0)
+    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), *passes, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]
+
+
+def weighs_in_fp32(shapes: Shapes) -> bool:
+    """Whether the framework weighs and adds the rows that all-to-alls bring back with torch's own kernels, in fp32."""
+    return shapes.framework.kernels.weighs_in_fp32 and shapes.run.moe_dispatcher == "alltoall"
+
+
+def _weighted_sum(shapes: Shapes) -> list[Op]:
+    """What torchtitan does with the rows that come back: it puts them into zeros for all tokens of the tensor group, makes
+    those fp32, and a batched GEMM weighs and adds each token's. Bytes of a value, forward: zeros 2, fp32 6, the GEMM 4;
+    backward: its two gradients 4 each, 16 bits again 6 (models/moe/moe.py of 0.2.2).
+    """
+    whole = sent_rows(shapes) * shapes.keys.tp * shapes.model.hidden_size
+    return [
+        *memory_bound("unpermute", MODULE, "permute", sent_rows(shapes) * _row(shapes), 2.0, 2.0, gradient="permute_grad"),
+        *memory_bound("weigh", MODULE, "copy", whole, 12.0, 14.0),
+    ]
 
 
 def waits_to_send(shapes: Shapes) -> np.ndarray:
@@ -95,6 +117,8 @@ def _side_messages(shapes: Shapes, phase: str) -> tuple[list[Op], list[Op]]:
         return [chosen] * (phase == FORWARD), [op("probabilities", gathering, scores * shapes.element, groups.experts, several)]
     counts = op("counts", "all_gather", 8.0 * keys.ep * keys.etp * experts, groups.experts, several)
     size = expert_rows(shapes) * shapes.element
+    if not shapes.framework.kernels.probabilities_in_activation:  # they are applied at home
+        return [counts] * (phase == FORWARD and not shapes.run.moe_capacity_factor), []
     scored = [op("probabilities", "all2all", size / keys.etp, groups.ep, keys.ep > 1),
               op("etp.probabilities", gathering, size, groups.etp, keys.etp > 1)]  # fmt: skip
     return [counts] * (phase == FORWARD and not shapes.run.moe_capacity_factor), scored
@@ -147,7 +171,8 @@ def _routing_map(shapes: Shapes) -> list[Op]:
     reads it. The backward pass uses what that found.
 
     Source: Megatron-Core's fused_a2a.py (HybridEPDispatch, which passes no handle) and DeepEP's hybrid_ep_buffer.py
-    (dispatch_with_permute, metadata_preprocessing), as read; the published rates are of calls with a handle.
+    (dispatch_with_permute, metadata_preprocessing), as read. It is why whole calls of a published
+    dispatch take 0.24, 0.47 and 0.97 ms longer than kernel and copies on 16, 32 and 64 H100, whose maps have 8, 34 and 134 MB.
     """
     keys, experts = shapes.keys, shapes.groups.experts
     several = keys.ep * keys.etp > 1

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
-from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send
+from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send, weighs_in_fp32
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import gradient_sums, linear, memory_bound, tp_collective
@@ -252,7 +252,8 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     if shapes.framework.kernels.probabilities_in_activation and not model.gated_mlp:
         saved.append(Saved("expert_act_weighted", rows * width * e))
     if not shapes.framework.kernels.probabilities_in_activation:
-        saved.append(Saved("expert_output", sent_rows(shapes) * model.hidden_size * e))
+        wide = shapes.keys.tp * FP32 if weighs_in_fp32(shapes) else e
+        saved.append(Saved("expert_output", sent_rows(shapes) * model.hidden_size * wide))
     if model.shared_expert_intermediate_size:
         shared = mlp_saved(shapes, model.shared_expert_intermediate_size)
         saved += [replace(tensor, name=f"shared_{tensor.name}") for tensor in shared]

@@ -72,6 +72,7 @@ class Kernels:
     launch_seconds: float | None = None
     #: The probabilities are applied to the activation, so that the experts' outputs need not be kept.
     probabilities_in_activation: bool = True
+    weighs_in_fp32: bool = False  #: torch's own kernels weigh and add the experts' outputs, in fp32
 
     def arithmetic(self, precision: str) -> str:
         """Return the number format in which GEMMs of a run of ``precision`` multiply."""
@@ -112,6 +113,7 @@ class DataParallel:
     """Synchronisation of gradients and parameters, and the optimizer."""
 
     grad_collective: str = "reduce_scatter"  #: of ZeRO-1: reduce_scatter or all_reduce
+    reduces_whole_buckets: bool = False  #: ZeRO-2 all-reduces its buckets and keeps its part of each
     param_collective: str = "all_gather"  #: of ZeRO-1: all_gather or broadcast
     #: Parameters of one bucket (one collective); bucket_elements_per_rank for each rank of the group if that is more. The last
     #: bucket of a backward pass cannot overlap with anything.

@@ -40,6 +40,7 @@ MEGATRON_DEEPSPEED = Framework(
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",
+        reduces_whole_buckets=True,  # runtime/zero/stage_1_and_2.py: use_multi_rank_bucket_allreduce, on unless a file says no
         bucket_elements=500e6,  # reduce_bucket_size
         fused_gradient_accumulation=False,
         accumulation_casts=True,  # runtime/bf16_optimizer.py, _update_hp_grad: lp.grad.to(hp_grad.dtype), then add_

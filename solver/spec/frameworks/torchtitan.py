@@ -114,6 +114,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "repeats_kv": False,  # models/llama3/model/model.py: enable_gqa
         "experts_gate_apart": True,
         "probabilities_in_activation": False,  # score_before_experts is off
+        "weighs_in_fp32": True,
     },
     tensor_parallel={"experts_gather": True},
     recomputation={"stops_early": False},  # activation_checkpoint.early_stop

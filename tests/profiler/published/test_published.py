@@ -228,7 +228,7 @@ def test_dispatch_and_combine(imported: dict[str, Profile]) -> None:
     assert not len(imported["h200_sxm"].table("expert_exchange")), "the times of another GPU"
     hybrid = table.where((table["dispatcher"] == "hybridep") & (table["op"] == "combine") & (table["inter"] == 2))
     rows_to_nodes = 4096 * 2 * (1 - np.prod([(64 - i) / (128 - i) for i in range(8)]))  # 8 of 128 experts, 64 per node
-    assert hybrid["seconds"] == pytest.approx([rows_to_nodes * 14336 / rate for rate in (42.47e9, 56.96e9, 53.35e9)], rel=1e-5)
+    assert hybrid["seconds"] == pytest.approx([rows_to_nodes * 14336 / rate for rate in (52.00e9, 68.00e9, 62.95e9)], rel=1e-5)
 
 
 def test_wrong_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

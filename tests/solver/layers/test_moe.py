@@ -88,6 +88,14 @@ def test_experts_of_torchtitan_by_hand() -> None:
     again = {o.label for o in layer.ops if Recompute.SELECTIVE in o.recomputed_by}
     assert {"router.forward", "experts.w13.forward", "experts.w2.forward", "permute.forward"} <= again
     assert not {"dispatch.forward", "combine.forward", "dispatch.counts.forward"} & again
+    # rows to zeros for the whole tensor group's tokens, in fp32, weighed and added: 12 bytes a value, backward 14
+    whole = SEQ * TOP * HIDDEN
+    assert op(layer, "weigh.forward")["bytes"] == 12 * whole and op(layer, "weigh.input_grad")["bytes"] == 14 * whole
+    assert saved(layer, "expert_output") == 4 * whole
+    # sorted with a row of zeros joined on, 4 reads and writes each way; back 2 and 5; no probabilities are sent
+    assert op(layer, "sort.forward")["bytes"] == op(layer, "sort.input_grad")["bytes"] == 4 * whole / 2 * 2
+    assert (op(layer, "unsort.forward")["bytes"], op(layer, "unsort.input_grad")["bytes"]) == (2 * whole, 5 * whole)
+    assert not any("probabilities" in o.name for o in layer.ops) and any("probabilities" in o.name for o in other.ops)
     kept, none = (program(ep=ep, **given) for ep in (4, 1))
     assert saved(kept, "products") - saved(none, "products") == 2 * SEQ * TOP * HIDDEN * 2
 
