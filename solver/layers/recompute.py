@@ -88,10 +88,22 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         kept = {op.name for op in _kept_gemms(ops)}
         again = [_by_op(op, kept) for op in again]
     if framework.recomputation.stops_early:
-        # what an adapter keeps is made after its linear has run
-        unneeded = set(AFTER_LAST_SAVED) - ({"w2"} if shapes.run.lora_rank else set())
+        unneeded = _after_last_saved(shapes)
         again = [replace(op, recomputed_by=()) if op.name in unneeded else op for op in again]
     return again
+
+
+def _after_last_saved(shapes: Shapes) -> set[str]:
+    """Return the forward ops behind the last tensor that backward needs, which no checkpoint that stops early runs again.
+
+    Counted in torch with FlopCounterMode: a dropout keeps its mask, a norm after the down projection its input, which that
+    made. What an adapter keeps is made after its linear has run.
+    """
+    if shapes.dropout:
+        return set()
+    if shapes.model.norms_per_layer == 4:
+        return {"residual2"}
+    return set(AFTER_LAST_SAVED) - ({"w2"} if shapes.run.lora_rank else set())
 
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:

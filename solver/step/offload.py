@@ -31,15 +31,15 @@ def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
     return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * problem.element_bytes.activation})]
 
 
-def late_gradients(to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
-    """Return the exposed seconds per step of moving gradients to the host: the part of each transfer that outlasts the backward
-    pass which it overlaps with.
+def late_gradients(to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray, overlaps: bool) -> np.ndarray:
+    """Return the exposed seconds per step of moving gradients to the host.
 
-    After the first micro batch the sum is copied from the host, added to on the device and copied back (DeepSpeed's
-    stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu): twice the bytes.
+    overlaps: copies run beside the backward pass (DeepSpeed's overlap_comm); only what outlasts it is late then. After the
+    first micro batch the sum is copied from the host, added to on the device and copied back (DeepSpeed's stage_1_and_2.py,
+    async_accumulate_grad_in_cpu_via_gpu): twice the bytes.
     """
-    later = np.maximum(2 * to_host - backward, 0.0)
-    late: np.ndarray = np.maximum(to_host - backward, 0.0) + (micro_batches - 1) * later
+    beside = backward if overlaps else 0.0
+    late: np.ndarray = np.maximum(to_host - beside, 0.0) + (micro_batches - 1) * np.maximum(2 * to_host - beside, 0.0)
     return late
 
 
@@ -69,8 +69,8 @@ def gradients_here(problem: Problem) -> float:
 
 
 def exposed_transfer(problem: Problem, saved: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Return the exposed seconds of moving a layer's ``saved`` bytes to the host, under a forward pass, and back, under a
-    backward pass: the part of each transfer that outlasts the pass. Arrays of one shape."""
+    """Return the exposed seconds of moving ``saved`` bytes to the host, under a ``forward`` pass, and back, under a
+    ``backward`` pass: the part of each transfer that outlasts the pass. Arrays of one shape."""
     transfer = saved / max(problem.cluster.host_link, 1.0)
     late: np.ndarray = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
     return late

@@ -144,13 +144,26 @@ def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[
     ]  # fmt: skip
 
 
+def _of_whole_layers(problem: Problem, saved: np.ndarray, layer: LayerSeconds) -> np.ndarray:
+    """Return the exposed seconds of moving a layer's ``saved`` bytes: the layers that leave share the time of all, evenly.
+
+    Source: Transformer Engine's cpu_offload.py (layer_window_map): each has as many layers' passes as divide, the first ones
+    that do not divide one more.
+    """
+    whole, more = divmod(problem.model.num_hidden_layers, problem.run.offload_layers)
+    longer = more / problem.run.offload_layers
+    each = [exposed_transfer(problem, saved, w * layer.forward, w * layer.backward) for w in (whole, whole + 1)]
+    seconds: np.ndarray = (1 - longer) * each[0] + longer * each[1]
+    return seconds
+
+
 def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: LayerSeconds, stage: SlowestStage) -> np.ndarray:
     """Return the seconds per micro batch that the slowest stage waits for activations on their way to and from the host:
     [layouts]. Modules are offloaded in all layers, layers whole and of a single stage."""
     limit, row, level = problem.run.offload_layers, layouts.row, layouts.recompute
     if limit:
         moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), row)
-        return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, row], layer.forward, layer.backward))
+        return over_kinds(moved[0], _of_whole_layers(problem, terms.saved[:, 0, row], layer))
     if not problem.run.offload_modules:
         return np.zeros(len(layouts))
     whole = exposed_transfer(problem, terms.offloaded[:, 0, row], layer.forward, layer.backward)

@@ -63,7 +63,9 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     passes = pipelines.backward[same], pipelines.forward[same]
     sync, gather = _synchronisation(problem, terms, layouts, *passes)
     if problem.run.offload_gradients:
-        sync = sync + late_gradients(terms.to_host[row], passes[0], terms.splits.num_micro_batches[row])
+        sync = sync + late_gradients(
+            terms.to_host[row], passes[0], terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
+        )
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
     optimizer = optimizer + casts * terms.weight_casts[row]
@@ -119,7 +121,7 @@ def reduces_whole(framework: Framework, run: Strategy, zero: Any) -> Any:
     Distributed Muon keeps all gradients.
     """
     whole_states = run.optimizer == "muon" or framework.data_parallel.grad_collective == "all_reduce"
-    return (zero == 0) | ((zero == 1) & whole_states)
+    return (zero == 0) | ((zero == 1) & whole_states) | ((zero == 2) & framework.data_parallel.reduces_whole_buckets)
 
 
 def _synchronisation(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from toy import BYTE, FLOP, tiny
+from toy import BYTE, FLOP, TINY, tiny
 
 from solver.layers.program import FORWARD, LINEAR
 from solver.spec.choices import Recompute
 
 
-def rerun(framework: str, level: Recompute, **layout: int) -> set[str]:
+def rerun(framework: str, level: Recompute, **layout: Any) -> set[str]:
     """Return the names of the ops of TINY's layer that are recomputed."""
     found = tiny(framework, **layout)
     ops = found.table.layer.estimates.ops
@@ -31,6 +33,22 @@ def test_torch_stops_before_the_last_gemm() -> None:
     with FlopCounterMode(display=False) as counter:
         checkpoint(layer, torch.randn(8, 16, requires_grad=True), use_reentrant=False).sum().backward()
     assert counter.get_total_flops() == 7 * 2 * 8 * 16 * 64
+
+
+def test_what_stands_behind_the_last_gemm_may_need_it() -> None:
+    # a norm of the block's output keeps it, and a dropout its mask: both GEMMs are recomputed, 2 + 4 + 2 units
+    w1, w2 = torch.randn(64, 16, requires_grad=True), torch.randn(16, 64, requires_grad=True)
+    norm, dropout = torch.nn.RMSNorm(16), torch.nn.Dropout(0.1)
+    for after in (norm, dropout):
+
+        def layer(x: torch.Tensor, after: torch.nn.Module = after) -> torch.Tensor:
+            return x + after(linear(silu(linear(x, w1)), w2))
+
+        with FlopCounterMode(display=False) as counter:
+            checkpoint(layer, torch.randn(8, 16, requires_grad=True), use_reentrant=False).sum().backward()
+        assert counter.get_total_flops() == 8 * 2 * 8 * 16 * 64
+    assert "w2" in rerun("fsdp", Recompute.FULL, model=TINY.replace(norms_per_layer=4))
+    assert "residual2" not in rerun("fsdp", Recompute.FULL, model=TINY.replace(norms_per_layer=4))
 
 
 def test_recomputation_ends_with_the_last_tensor_needed() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, TINY, part, tiny
 
+from solver.step.offload import late_gradients
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import (
@@ -222,3 +223,17 @@ def test_weight_gradients_need_more_than_a_recomputed_layer_keeps() -> None:
                  num_micro_batches=4, recompute="full")  # fmt: skip
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert weight_share(found.terms, found.layouts, found.times.slowest) == pytest.approx(needed / (32 * 64 * 2))
+
+
+def test_deepspeed_reduces_buckets_whole_in_every_micro_batch() -> None:
+    """use_multi_rank_bucket_allreduce: ZeRO-2 all-reduces, twice the bytes of FSDP's reduce-scatter, four times a step."""
+    run = {**RUN, "overlap_grad_reduce": False}
+    found, once = (tiny("megatron-deepspeed", 4, run=run, dp=4, zero=2, zero_shard_size=4, num_micro_batches=m) for m in (4, 1))
+    zero_1 = tiny("megatron-deepspeed", 4, run=run, dp=4, zero=1, zero_shard_size=4, num_micro_batches=4)
+    assert part(once, "gradient_sync")[0] == pytest.approx(part(zero_1, "gradient_sync")[0], rel=1e-9)
+    assert part(found, "gradient_sync")[0] == pytest.approx(4 * part(once, "gradient_sync")[0], rel=1e-9)
+
+
+def test_gradients_go_to_the_host_beside_the_backward_pass_only_where_asked() -> None:
+    beside, after = (late_gradients(np.array([3.0]), np.array([4.0]), np.array([3]), overlaps)[0] for overlaps in (True, False))
+    assert (beside, after) == (2 * (6 - 4), 3 + 2 * 6)
