@@ -39,7 +39,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
     return replace(
         links, device=device, linears=linears, grouped=replace(base.grouped, linear=linears),
         attention=base.attention.on(sustained, throttled.get("bf16", 1.0)),
-        kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
+        kernels=base.kernels.on(device),
         collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention, derivation.similarity == "architecture"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,11 @@ EAGER_BYTES = {
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip
+#: A kernel's share of the bandwidth falls as a power of the bandwidth of a multiprocessor, which issues its instructions:
+#: torch's kernels reach 8% less of GH200's (30 GB/s for each) than of A100's (19), in the median of ten kinds; vLLM's quantisation 10%
+#: less of B200's (54) than of H100's (25). KIND_SHARE is of the mean of A100 and GH200, but for _ON_BLACKWELL.
+ISSUE_EXPONENT, USUAL_PER_SM = 0.16, 24e9
+_ON_BLACKWELL = ("hadamard_quantize", "cross_entropy", "permute")  #: measured on B200, too
 #: Kinds that take a measured one's constants where they were not measured: reductions and broadcasts those of norms.
 _MEASURED_LIKE = {"row": "norm"}
 _GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not measured is as fast as the forward one
@@ -77,11 +82,12 @@ _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 class MemoryBoundModel:
     """One entry per kind, arrays of shape [kinds].
 
-    launch: seconds. fraction: of ``bandwidth`` [bytes/s]. uncertainty: standard deviation of log time. smallest, largest:
-    range of the fitted bytes.
+    num_sms: of the device. launch: seconds. fraction: of ``bandwidth`` [bytes/s]. uncertainty: standard deviation of log time.
+    smallest, largest: range of the fitted bytes.
     """
 
     bandwidth: float
+    num_sms: float
     kinds: tuple[str, ...]
     launch: np.ndarray
     fraction: np.ndarray
@@ -105,7 +111,12 @@ class MemoryBoundModel:
             if len(rows) >= _ROWS_FOR_FIT:
                 fits[str(kind)] = _fit_kind(rows["bytes"].astype(np.float64), rows["seconds"], device.memory_bandwidth)
         columns = np.array(list(fits.values()), dtype=np.float64).reshape(-1, 5).T
-        return cls(device.memory_bandwidth, tuple(fits), *columns)
+        return cls(device.memory_bandwidth, device.num_sms, tuple(fits), *columns)
+
+    def on(self, device: Device) -> MemoryBoundModel:
+        """Return the model on another device: the same kernels on its memory and multiprocessors."""
+        share = _issued(device.memory_bandwidth / device.num_sms, self.bandwidth / self.num_sms)
+        return replace(self, bandwidth=device.memory_bandwidth, num_sms=device.num_sms, fraction=self.fraction * share)
 
     def predict(self, kind: str, size: Any) -> Estimate:
         """Seconds of a kernel of one ``kind`` on ``size`` bytes (read plus written, any shape).
@@ -136,7 +147,8 @@ class MemoryBoundModel:
         if like in self.kinds:
             return self._constants(like)
         if kind in KIND_SHARE:
-            return DEFAULT[0], KIND_SHARE[kind], DEFAULT[2], 0.0, 0.0
+            usual = 1.0 if kind in _ON_BLACKWELL else _issued(self.bandwidth / self.num_sms, USUAL_PER_SM)
+            return DEFAULT[0], KIND_SHARE[kind] * usual, DEFAULT[2], 0.0, 0.0
         if kind.endswith(_GRADIENT):
             return self._constants(kind.removesuffix(_GRADIENT))
         streams = [i for i, name in enumerate(self.kinds) if name in COPY_LIKE]
@@ -147,15 +159,23 @@ class MemoryBoundModel:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
         return {
-            "bandwidth": np.array(self.bandwidth), "kinds": np.array(self.kinds, dtype=np.str_), "launch": self.launch,
-            "fraction": self.fraction, "uncertainty": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
+            "bandwidth": np.array(self.bandwidth), "num_sms": np.array(self.num_sms),
+            "kinds": np.array(self.kinds, dtype=np.str_), "launch": self.launch, "fraction": self.fraction,
+            "uncertainty": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
         }  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MemoryBoundModel:
         """The inverse of ``to_arrays``."""
         columns = (np.asarray(arrays[n]) for n in ("launch", "fraction", "uncertainty", "smallest", "largest"))
-        return cls(float(arrays["bandwidth"]), tuple(str(k) for k in arrays["kinds"]), *columns)
+        kinds = tuple(str(k) for k in arrays["kinds"])
+        return cls(float(arrays["bandwidth"]), float(arrays["num_sms"]), kinds, *columns)
+
+
+def _issued(per_sm: float, measured: float) -> float:
+    """Return the share of a device's bandwidth that a kernel reaches over that of the one where it was measured, by the bytes/s
+    for each multiprocessor of both: at most 1."""
+    return float(min((measured / per_sm) ** ISSUE_EXPONENT, 1.0))
 
 
 def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[float, ...]:

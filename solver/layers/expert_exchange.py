@@ -21,8 +21,8 @@ MODULE = "expert_exchange"
 #: Dispatchers that hand the routers' probabilities on in fp32; else they have the type of activations, unless the router's is
 #: stated (Megatron-Core's moe_utils.py, DeepEP's fused_a2a.py).
 WIDE_PROBABILITIES = ("deepep", "hybridep")
-#: Reads and writes of the rows that torchtitan sorts, forward and backward (models/moe/utils.py of 0.2.2). There: a row of
-#: zeros is joined on, then they are indexed; gradients are added up in zeros. Back: put in place; the gradient gets the row again.
+#: Reads and writes of the rows that torchtitan sorts, forward and backward (models/moe/utils.py of 0.2.2). There: zeros are
+#: joined on, then rows are indexed; gradients are added up in zeros. Back: put in place; the gradient gets that row again.
 EAGER_SORTS = {"sort": (4.0, 4.0), "unsort": (2.0, 5.0)}
 
 

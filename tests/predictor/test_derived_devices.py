@@ -62,7 +62,8 @@ def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: C
     size = np.array([2.0**20, 2.0**30])
     before, after = h100.memory_bound("norm", size).seconds, twice.memory_bound("norm", size).seconds
     launch = h100.memory_bound("norm", 1.0).seconds
-    np.testing.assert_allclose(after - launch, (before - launch) / 2, rtol=1e-5)
+    # the multiprocessors, which are as many, reach 2^-0.16 of it
+    np.testing.assert_allclose(after - launch, (before - launch) / 2 * 2**0.16, rtol=1e-5)
 
 
 def test_links_scale_what_comes_on_top_of_the_latency(fitted: Callable[[str], CostModel]) -> None:

@@ -147,7 +147,7 @@ def test_memory_bound_panels_state_launch_and_rate(
 
 def test_a_kind_with_too_few_measurements_is_marked() -> None:
     fit = MemoryBoundModel.fit(streams(), DEVICE)
-    title = "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 16.2 GB/s"
+    title = "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 15.6 GB/s"
     assert pictures_memory.panel_title(fit, "norm", 5) == title
 
 
