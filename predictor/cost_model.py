@@ -200,7 +200,11 @@ class CostModel:
         seconds, far = alone.seconds, np.asarray(inter) > 1
         if self.link_slowdown != 1.0:
             seconds = np.where(far, seconds, seconds * self.link_slowdown)
-        if self.found is not None:
+            # one all-reduce was stated: other ops, sizes and latencies are taken to be as much slower
+            std = np.where(far, alone.relative_std, np.hypot(alone.relative_std, FOUND_STD))
+            basis = np.where(far, alone.basis, np.maximum(alone.basis, np.int8(Basis.EXTRAPOLATED))).astype(np.int8)
+            alone = alone._replace(relative_std=std, basis=basis)
+        if self.found is not None and self.found.is_reached:
             std = np.where(far, np.minimum(alone.relative_std, FOUND_STD), alone.relative_std)
             alone = alone._replace(relative_std=std)
         if op in SKEWED_COLLECTIVES and waits:

@@ -62,7 +62,7 @@ EAGER_BYTES = {
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip
 #: A kernel's share of the bandwidth falls as a power of the bandwidth of a multiprocessor, which issues its instructions:
-#: torch's kernels reach 8% less of GH200's (30 GB/s for each) than of A100's (19), in the median of ten kinds; vLLM's quantisation 10%
+#: torch's reach 8% less of GH200's (30 GB/s for each) than of A100's (19), in the median of ten kinds; vLLM's quantisation 10%
 #: less of B200's (54) than of H100's (25). KIND_SHARE is of the mean of A100 and GH200, but for _ON_BLACKWELL.
 ISSUE_EXPONENT, USUAL_PER_SM = 0.16, 24e9
 _ON_BLACKWELL = ("hadamard_quantize", "cross_entropy", "permute")  #: measured on B200, too

@@ -34,9 +34,14 @@ class FoundNetwork:
     stated: float = 0.0
     reached: float = 0.0
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the network as predicted gives what was stated."""
+        return self.stated <= self.reached * (1 + _TOLERANCE)
+
     def text(self) -> str:
         """Return in words what the stated all-reduce makes of the network."""
-        if self.stated <= self.reached * (1 + _TOLERANCE):
+        if self.is_reached:
             groups, pairs = ("more than two nodes", ", pairs all of it") if self.nodes > PAIR else ("nodes", "")
             return (
                 f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of {groups} get "

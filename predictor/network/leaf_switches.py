@@ -23,10 +23,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LeafSwitches:
-    """nodes: nodes (or NVLink domains) below one leaf switch. oversubscription: what they send over what its uplinks carry."""
+    """nodes: nodes (or NVLink domains, as ``of`` says) below one leaf switch. oversubscription: what they send over what its
+    uplinks carry."""
 
     nodes: float
     oversubscription: float
+    of: str = "nodes"
 
     def share(self, op: str, inter: Any, apart: Any = 1) -> np.ndarray:
         """Return the share of the bandwidth between nodes that groups over ``inter`` nodes keep; arrays broadcast.
@@ -47,6 +49,7 @@ class LeafSwitches:
     def text(self) -> str:
         """Return in words what the leaf switches do."""
         return (
-            f"leaf switches of {self.nodes:g} nodes with uplinks for 1/{self.oversubscription:g} of what these send: groups "
+            f"leaf switches of {self.nodes:g} {self.of} with uplinks for 1/{self.oversubscription:g} of what these send: "
+            "groups "
             "that leave a leaf, and whose nodes are far apart or exchange all to all, get less of the network (derived)"
         )

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -177,6 +177,10 @@ def _take_over(recorder: Recorder, options: Options) -> None:
         recorder.take_over(old)
         if options.resume:  # one set of peaks for all measurements: two runs measure slightly different peaks
             recorder.device = old.device
+        else:  # a busy machine measures lower ones, which its earlier GEMMs would exceed
+            known, here = old.device.peak_flops, recorder.device.peak_flops
+            peaks = {dtype: max(known.get(dtype, 0.0), here.get(dtype, 0.0)) for dtype in {**known, **here}}
+            recorder.device = replace(recorder.device, peak_flops=peaks)
     elif options.resume:
         print(f"nothing to resume: there is no {options.path} yet, so all of it is measured", file=sys.stderr)
     else:

@@ -32,9 +32,12 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     of_vendor = _vendor(kernels) == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
-    beside = kernels.name if same else sheet.kernel_scale_of or power_reference(sheet)
+    stated = kernels.name if same else sheet.kernel_scale_of
+    beside, power = (stated, sheet.power) if stated else power_reference(sheet)
     try:
-        slower = power_slowdown(DATASHEETS[beside], sheet) if beside else dict.fromkeys(sheet.device.peak_flops, 1.0)
+        slower = dict.fromkeys(sheet.device.peak_flops, 1.0)
+        if beside:
+            slower = power_slowdown(DATASHEETS[beside], replace(sheet, power=power))
         _check_scale(sheet, kernels)
     except InputError as error:
         raise InputError(f"{where or name}: {error}") from None
@@ -46,17 +49,25 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     return Profile(name, device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
 
 
-def power_reference(sheet: Datasheet) -> str:
-    """Return the known device of the architecture of ``sheet`` that is nearest in 16-bit peak, then in power; "" if none is.
+def power_reference(sheet: Datasheet) -> tuple[str, float]:
+    """Return the known device of the architecture of ``sheet`` that is nearest in 16-bit peak ("" if none is), and the power
+    [W] at which ``sheet`` is beside it.
 
-    Beside it the limit of power counts where kernels of another architecture are rescaled.
+    Beside it the limit of power counts where kernels of another architecture are rescaled. Of several with one peak each states
+    it at its own power, so that between these more power is no gain; it never is a loss.
     """
 
-    def distance(known: Datasheet) -> tuple[float, float]:
-        return abs(np.log(known.device.half_peak / sheet.device.half_peak)), abs(np.log(known.power / sheet.power))
+    def distance(known: Datasheet) -> float:
+        return float(abs(np.log(known.device.half_peak / sheet.device.half_peak)))
 
-    alike = {name: distance(known) for name, known in DATASHEETS.items() if known.architecture == sheet.architecture}
-    return min(alike, key=lambda name: alike[name], default="")
+    alike = {name: known for name, known in DATASHEETS.items() if known.architecture == sheet.architecture}
+    if not alike:
+        return "", sheet.power
+    least = min(map(distance, alike.values()))
+    nearest = sorted((known.power, name) for name, known in alike.items() if distance(known) <= least)
+    below = [one for one in nearest if one[0] <= sheet.power] or nearest[:1]
+    power, name = below[-1]
+    return name, power if nearest[0][0] <= sheet.power < nearest[-1][0] else sheet.power
 
 
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:

@@ -49,7 +49,8 @@ def topology_cluster(cluster: str) -> dict[str, Any]:
     rate = float(topology.rates()[nics].sum())
     if not rate and topology.servers > 1:
         raise InputError(f"{topology.name}: GPU 0 has no link to a switch of the network")
-    domain = {"gpus_per_node": per} if per <= _MOST_IN_A_HOST else {"nvlink_domain": per}
+    # servers of hosts have no fast links beyond them, whatever the profile's device has
+    domain = {"gpus_per_node": per, "nvlink_domain": per} if per <= _MOST_IN_A_HOST else {"nvlink_domain": per}
     hardware = _HARDWARE.get(topology.gpu_type)
     return {
         "name": topology.name, TOPOLOGY: topology, **domain, **({"inter_node_gbit_per_gpu": rate * 8 / 1e9} if rate else {}),

@@ -44,7 +44,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Prices:
-    """The step by parts, which add up to both totals. vpp: chunks of a stage by which our bubble is divided."""
+    """The step by parts, which add up to both totals. vpp: chunks of a stage by which our bubble is divided; 0: none."""
 
     terms: tuple[Term, ...]
     vpp: int
@@ -126,7 +126,9 @@ def prices(
     if true_parameters is not None:
         ours["parameters"] = _of_true_parameters(step, seconds, true_parameters) * (1 - overlaps.dp)
     kept = [key for key in _TERMS if simai[key] or ours[key]]
-    return Prices(tuple(Term(_TERMS[key][0], simai[key], ours[key], _TERMS[key][1]) for key in kept), chunks)
+    return Prices(
+        tuple(Term(_TERMS[key][0], simai[key], ours[key], _TERMS[key][1]) for key in kept), chunks if sizes.pp > 1 else 0
+    )
 
 
 _Part = tuple[str, float, float, str]  #: key of the term, SimAI's and our microseconds, which pass

@@ -42,7 +42,8 @@ class Cluster:
         """The leaf switches above a job of ``world`` GPUs, where they are several and their uplinks carry too little."""
         if self.oversubscription == 1 or not 0 < self.gpus_per_leaf < world:
             return None
-        return LeafSwitches(self.gpus_per_leaf / self.gpus_per_domain, self.oversubscription)
+        of = "nodes" if self.nvlink_domain <= self.gpus_per_node else "NVLink domains"
+        return LeafSwitches(max(self.gpus_per_leaf // self.gpus_per_domain, 1), self.oversubscription, of)
 
     def for_world(self, world: int) -> Cluster:
         """Return the cluster as a job of ``world`` GPUs uses it: the largest part of each domain that its nodes fill evenly.
@@ -53,7 +54,12 @@ class Cluster:
         node, domain = self.gpus_per_node, self.nvlink_domain
         if domain <= node:
             return self
-        part = max((n for n in range(node, domain + 1, node) if world % n == 0), default=node)
+        parts = [n for n in range(node, domain + 1, node) if world % n == 0]
+        part = max(parts, default=node)
+        # groups are powers of two, which straddle parts that are none: 64 GPUs of each NVL72
+        even = max((n for n in parts if not n & (n - 1)), default=node)
+        if part < world and 2 * even > domain:
+            part = even
         if 2 * part <= min(domain, world):
             least = -(-world // -(-world // domain))  # of as few domains
             # a multiple of what divides the job, so that tensor groups stay inside
@@ -98,7 +104,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         peers = whole_number("link_peers", config.get("link_peers", device.link_peers))
         leaf = whole_number("gpus_per_leaf", config["gpus_per_leaf"]) if "gpus_per_leaf" in config else 0
         stated = {key: number(key, config[key]) for key in _RATES if key in config}
-        _check_figures(config, device, per_node)
+        _check_figures(config, device, per_node, domain, peers)
         _check_leaf(config, max(domain, per_node))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -134,11 +140,14 @@ def cluster_keys(cluster: Cluster) -> dict[str, float]:
     return {key: value for key, value in figures.items() if value is not None}
 
 
-def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> None:
-    """Raise InputError for figures of a cluster that cannot be together."""
-    domain = config.get("nvlink_domain", 0)
-    if domain > per_node and domain % per_node or 0 < domain < per_node:
+def _check_figures(config: Mapping[str, Any], device: Device, per_node: int, domain: int, peers: int) -> None:
+    """Raise InputError for figures of a cluster, those of its device among them, that cannot be together."""
+    if domain % per_node and (domain > per_node or "nvlink_domain" in config):
         raise InputError(f"nvlink_domain {domain} is no multiple of gpus_per_node {per_node}")
+    if peers and domain > per_node:
+        raise InputError(f"link_peers {peers} is a full mesh in a node, nvlink_domain {domain} a switch beyond it: state one")
+    if peers and peers != per_node - 1:
+        raise InputError(f"link_peers is {peers}; in a full mesh it is one less than gpus_per_node, {per_node - 1}")
     check_bus_bandwidths(config, device)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError
+from profiler.profile.devices import DEVICES
 from solver.spec.cluster import cluster_of
 from tests.toy import DEVICE, toy_cost
 
@@ -72,12 +73,14 @@ def test_keys_of_a_cluster() -> None:
     assert cluster.leaf_switches(64) == LeafSwitches(4.0, 2.0)
     assert cluster.leaf_switches(32) is None, "a job below one leaf has no uplinks to share"
     assert cluster_of(DEVICE, {"gpus_per_leaf": 32, "oversubscription": 1}).leaf_switches(64) is None
-    assert cluster_of(DEVICE, keys | {"nvlink_domain": 16}).leaf_switches(64) == LeafSwitches(2.0, 2.0)
+    assert cluster_of(DEVICE, keys | {"nvlink_domain": 16}).leaf_switches(64) == LeafSwitches(2, 2.0, "NVLink domains")
 
 
 def test_a_leaf_holds_whole_nvlink_domains_of_the_device() -> None:
     rack = replace(DEVICE, nvlink_domain=72)
-    assert cluster_of(rack, {"gpus_per_leaf": 144, "oversubscription": 2}).leaf_switches(288) == LeafSwitches(2.0, 2.0)
+    assert cluster_of(rack, {"gpus_per_leaf": 144, "oversubscription": 2}).leaf_switches(288) == LeafSwitches(
+        2, 2.0, "NVLink domains"
+    )
     with pytest.raises(InputError, match="gpus_per_leaf 32 is no multiple of the 72 GPUs of a node or NVLink domain"):
         cluster_of(rack, {"gpus_per_leaf": 32, "oversubscription": 2})
 
@@ -109,3 +112,10 @@ def test_neighbours_of_a_pipeline_below_one_leaf_wait_for_those_that_are_not() -
     # uplinks for one of four nodes: of stages of one, two and four nodes one, two and four nodes of a leaf send across it at
     # once
     assert LeafSwitches(4, 4.0).share("p2p", 2, [1, 2, 4]).tolist() == [1.0, 0.5, 0.25]
+
+
+def test_a_leaf_is_counted_in_what_a_job_gets_of_a_domain() -> None:
+    """Of 72 GPUs below a leaf a job of 256 has one domain's 64: one domain, not 1.125 of them."""
+    cluster = cluster_of(DEVICES["gb200"], {"gpus_per_leaf": 72, "oversubscription": 4}).for_world(256)
+    found = cluster.leaf_switches(256)
+    assert found == LeafSwitches(1, 4.0, "NVLink domains") and "leaf switches of 1 NVLink domains" in found.text()

@@ -13,7 +13,7 @@ import pytest
 from predictor.kernels.dtypes import FAMILIES
 from profiler.errors import InputError
 from profiler.profile import devices
-from profiler.profile.derived import derived_profile, power_slowdown
+from profiler.profile.derived import derived_profile, power_reference, power_slowdown
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
 from profiler.profile.profiles import as_device, derived_profiles, find_profile, profile_of, shipped_profiles
 from solver.spec.bounds import NUMBERS
@@ -187,7 +187,22 @@ def test_power_counts_beside_the_nearest_device_of_the_architecture(tmp_path: Pa
 def test_a_peak_that_is_stated_with_sparsity_is_named(tmp_path: Path) -> None:
     peaks = {dtype: 2 * peak for dtype, peak in H100["peak_tflops"].items()}
     _, said = as_device(find_profile("h100_sxm")[0], device_file(tmp_path / "mine.json", peak_tflops=peaks))
-    assert said.endswith("; its 16-bit peak is twice that of others of its architecture: is it without sparsity?")
+    assert said.endswith("; its 16-bit peak is 2.0 times the highest of its architecture: is it without sparsity?")
+    b200 = json.loads((FOLDER / "b200_sxm.json").read_text())  # whose highest is GB200's, a ninth higher
+    b200 = {**{key: value for key, value in b200.items() if key != "aliases"}, "source": "a datasheet"}
+    b200["peak_tflops"] = {dtype: 2 * peak for dtype, peak in b200["peak_tflops"].items() if dtype != "fp32"}
+    (tmp_path / "b200.json").write_text(json.dumps(b200))
+    assert "is 1.8 times the highest of its architecture: is it" in as_device(None, str(tmp_path / "b200.json"))[1]
+
+
+def test_more_power_never_makes_a_chip_slower() -> None:
+    # MI300X and MI325X state one peak, at 750 and at 1,000 W: between these more power is no gain
+    sheet = DATASHEETS["mi300x"]
+    beside = {watts: power_reference(replace(sheet, power=watts)) for watts in (500, 750, 870, 1000, 1500)}
+    assert beside == {500: ("mi300x", 500), 750: ("mi300x", 750), 870: ("mi300x", 750), 1000: ("mi325x", 1000),
+                      1500: ("mi325x", 1500)}  # fmt: skip
+    seconds = [power_slowdown(DATASHEETS[name], replace(sheet, power=power))["bf16"] for name, power in beside.values()]
+    assert seconds == sorted(seconds, reverse=True) and seconds[1:4] == [1, 1, 1]
 
 
 def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() -> None:

@@ -463,6 +463,8 @@ def test_a_byte_order_mark_and_foreign_line_ends_are_read(load):
     [
         ({"nvlink_domain": 12}, "nvlink_domain 12 is no multiple of gpus_per_node 8"),
         ({"nvlink_domain": 4}, "nvlink_domain 4 is no multiple of gpus_per_node 8"),
+        ({"link_peers": 3}, "link_peers is 3; in a full mesh it is one less than gpus_per_node, 7"),
+        ({"link_peers": 7, "nvlink_domain": 64}, "link_peers 7 is a full mesh in a node, nvlink_domain 64 a switch beyond it"),
         (
             {"all_reduce_busbw_in_node_gb_s": 2000},
             "is 2000, more than the links of NVIDIA H100 SXM 80GB carry, 450 GB/s each way",
@@ -534,7 +536,7 @@ def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> Non
 @pytest.mark.parametrize(
     ("world", "part"),
     [
-        (4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 72),
+        (4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 64), (576, 64),
         (76, 40), (108, 56), (152, 56), (184, 64),
     ],
 )  # fmt: skip
