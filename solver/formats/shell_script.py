@@ -30,8 +30,10 @@ from solver.formats.shell_values import (
 )
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PREFIXES = ("export", "declare", "local", "readonly")
-_CHANGING = ("unset", "read", "let", "mapfile", "readarray", "eval")  #: commands that change the variables that they name
+_ELEMENT = re.compile(r"([A-Za-z_]\w*)\[(.*)\]\+?=(.*)", re.DOTALL)  #: of an array
+_PREFIXES = ("export", "declare", "local", "readonly", "typeset")
+_CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that change the variables that they name
+_EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
 #: Commands that are run for their answer, which only they know.
 _ASKING = ("grep", "egrep", "fgrep", "diff", "cmp", "pgrep", "which", "command", "type", "hash", "ping", "mountpoint")
 _SOURCING = ("source", ".")
@@ -86,12 +88,19 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
         elif starts and (assigned := _ASSIGNMENT.fullmatch(token)):
             at = _assign(state, assigned, tokens, at)
             state.succeeded = True if state.chained else state.succeeded
+        elif starts and (element := _ELEMENT.fullmatch(token)):
+            _assign_element(state, *element.groups())
+        elif starts and token == "eval":
+            at = _evaluated(state, tokens, at, found)
+            starts = False
         elif starts and (token in _CHANGING or tokens[at - 1 : at + 1] == ["printf", "-v"]):
             at = _forget(state, tokens, at)
         elif starts and token in _PRINTING:
             at = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
             state.succeeded = True if state.chained else state.succeeded
-        elif not (starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES)):
+        elif starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES):
+            _reference(state, token, tokens, at)
+        else:
             if starts:
                 _call(state, token)
             starts = False
@@ -102,8 +111,9 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
 def _call(state: State, name: str) -> None:
     """Note what a command that begins with ``name`` changes: a function of the script's own what it sets, others nothing; and
     whether it succeeds, which all do whose answer is not asked for."""
-    for changed in state.functions.get(name, ()) if state.runs is not False else ():
-        set_variable(state, changed, None)
+    changed = state.functions.get(name, set()) if state.runs is not False else set()
+    for variable in list(state.variables) if _EVERY in changed else changed:
+        set_variable(state, variable, None)
     if state.chained:
         state.succeeded = None if name in _ASKING else True
 
@@ -251,6 +261,43 @@ def _assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) 
     defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
     set_variable(state, name, Word(text[:LONGEST], defaults))
     return at
+
+
+def _assign_element(state: State, name: str, index: str, value: str) -> None:
+    """Append an element behind the last one of an array; an array with another element set is not known."""
+    before, added = state.variables.get(name), expanded_word(state, value)
+    if state.runs is False:
+        return
+    if not state.runs or not before or index != f"${{#{name}[@]}}":
+        set_variable(state, name, None)
+        return
+    text = " ".join(filter(None, (before.text, added.text)))
+    set_variable(state, name, Word(text[:LONGEST], state.decided_by | before.defaults | added.defaults))
+
+
+def _reference(state: State, token: str, tokens: Sequence[str], at: int) -> None:
+    """Note that a name stands for another variable (declare -n): all may change where it is set."""
+    if not re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", token) or state.runs is False and not state.inside:
+        return
+    function = state.inside[-1] if state.inside else ""
+    if function:
+        state.functions.setdefault(function, set()).add(_EVERY)
+        return
+    for variable in list(state.variables):
+        set_variable(state, variable, None)
+
+
+def _evaluated(state: State, tokens: Sequence[str], at: int, found: list[Word]) -> int:
+    """Add the words that eval runs as a command; return where the commands go on. What it may set is not known."""
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
+    if state.runs is False:
+        return end
+    words = [word for token in tokens[at:end] for word in _expanded(state, token)]
+    for word in words:
+        if assigned := re.match(r"([A-Za-z_]\w*)(?:\[.*\])?\+?=", word.text):
+            set_variable(state, assigned[1], None)
+    found += [Word(";") if word.text in _SEPARATORS else word for word in words]
+    return end
 
 
 def _is_prefix(state: State, tokens: Sequence[str], at: int) -> bool:

@@ -54,6 +54,7 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("TP=2; A=1; (( A == 1 )) && TP=8", 8),
         (": ${TP:=2}", 2),
         ("TP=2\nfor TP in 4; do :\ndone", 4),
+        ("TP=2; eval TP=4 2>/dev/null; TP=8", 8),
         ("A=16; B=2; TP=$((A / (B * 2)))", 4),
         ("PP=2; if ((PP > 1)); then TP=4; else TP=2; fi", 4),
         ("PP=2\nif (( PP >= 4 )) ; then TP=4; else TP=2; fi", 2),
@@ -128,3 +129,22 @@ def test_ranks_are_what_slurm_and_the_launcher_start(slurm: str, launch: str, gp
 def test_a_variable_that_a_loop_gives_several_values_is_not_known(words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\$\{?(TP|\(seq 1 4\))\}? is not known from the script alone"):
         read(f'ALL="1 2 4"\nTP=2\nfor TP in {words}; do\n{WITH_TP}\ndone', tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f"ARGS=(--tensor-model-parallel-size 2)\nARGS[1]=4\n{RUN} ${{ARGS[@]}}", "ARGS"),
+        (f"set_to() {{ declare -n to=$1\nto=4\n}}\nTP=2\nset_to TP\n{WITH_TP}", "TP"),
+        (f"TP=2\neval TP=4\n{WITH_TP}", "TP"),
+    ],
+)
+def test_a_variable_that_is_set_out_of_sight_is_not_known(script: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"\$\{{?{said}\S* is not known from the script alone"):
+        read(script, tmp_path)
+
+
+def test_a_command_that_is_put_together_first_is_read(tmp_path: Path) -> None:
+    assert read(f'TP=4\ncommand="{WITH_TP} 2>&1 | tee log"\necho $command\neval "$command"', tmp_path)["tp"] == 4
+    appended = "ARGS[${#ARGS[@]}]=--tensor-model-parallel-size\nARGS[${#ARGS[@]}]=4"
+    assert read(f"ARGS=(--swiglu)\n{appended}\n{RUN} ${{ARGS[@]}}", tmp_path)["tp"] == 4
