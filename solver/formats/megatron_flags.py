@@ -59,7 +59,7 @@ ARRANGEMENTS = _flags(
     "no-one-logger one-logger-async one-logger-project one-logger-run-name profile profile-ranks profile-step-end "
     "profile-step-start record-memory-history result-rejected-tracker-filename run-workload-inspector-server "
     "straggler-ctrlr-port straggler-minmax-count tensorboard-dir tensorboard-log-interval "
-    "tensorboard-queue-size timing-log-level timing-log-option use-pytorch-profiler wandb-entity wandb-exp-name wandb-project "
+    "tensorboard-queue-size timing-log-option use-pytorch-profiler wandb-entity wandb-exp-name wandb-project "
     "wandb-save-dir "
     # values that no kernel waits for
     "data-parallel-random-init embedding-init-method-std glu-linear-offset lazy-mpu-init mscale mscale-all-dim norm-epsilon "
@@ -103,6 +103,7 @@ LEFT_OUT = {
     "use-torch-optimizer-for-cpu-offload": "the host's Adam by torch",
     "no-pin-cpu-grads": "copies to memory of the host that is not pinned",
     "no-pin-cpu-params": "copies to memory of the host that is not pinned",
+    "timing-log-level": "timers at which the host waits for the device",
     "train-sync-interval": "the steps in which the host waits for the device",
     "fp16-lm-cross-entropy": "a loss in 16 bits",
     "openai-gelu": "the kernels of another GELU",
@@ -149,7 +150,7 @@ LEFT_OUT = {
 }
 #: Values of these with which they do nothing.
 IDLE: dict[str, tuple[object, ...]] = {
-    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "tp-comm-bootstrap-backend": ("nccl",),
+    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "timing-log-level": (0,), "tp-comm-bootstrap-backend": ("nccl",),
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
     "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip

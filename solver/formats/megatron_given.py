@@ -121,6 +121,8 @@ def refuse(flags: Mapping[str, Any]) -> None:
         if "use-distributed-optimizer" in flags:
             why = "leave it out: dist_muon shards without it"
             raise InputError(f"Megatron's --optimizer {optimizer} does not run with --use-distributed-optimizer; {why}")
+    if {"swiglu", "squared-relu"} <= flags.keys():
+        raise InputError("Megatron's --swiglu does not run with --squared-relu; leave one of them out")
     unknown = sorted(flags.keys() - KNOWN - UNMODELLED.keys())
     if unknown:
         meant = closest(unknown[0], sorted({*KNOWN, *UNMODELLED}), least=0.93)

@@ -44,7 +44,7 @@ def run_of_arguments(
     if case.skipped or case.model is None or case.strategy is None:
         raise InputError(f"{path}: {case.skipped}")
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}
-    notes = tuple(line for line in case.assumptions if line.startswith(("left out", "ignored")))
+    notes = tuple(line for line in case.assumptions if line.startswith(("left out", "ignored", "framework")))
     given = {flag.lstrip("-"): value for flag, value in flags.items() if value is not False}
     refusals = broken(rules, Arguments(given, case.strategy.world_size, environment))
     model = case.model.replace(name=path.stem, untimed=untimed_of(untimed_keys(given)))

@@ -219,6 +219,19 @@ def test_small_effects_are_said_to_be_left_out() -> None:
     ]
 
 
+def test_timers_at_which_the_host_waits_are_said() -> None:
+    said: list[str] = []
+    sections_of_megatron({**SMALL, "--timing-log-level": 0}, 8, said)
+    assert not said
+    sections_of_megatron({**SMALL, "--timing-log-level": 2}, 8, said)
+    assert said == ["left out of the estimate: timers at which the host waits for the device (--timing-log-level)"]
+
+
+def test_two_activations_are_refused() -> None:
+    with pytest.raises(InputError, match="--swiglu does not run with --squared-relu"):
+        read(swiglu=True, squared_relu=True)
+
+
 def test_values_that_do_nothing_are_not_said_to_be_left_out() -> None:
     idle: dict[str, Any] = {"--num-experts": 8, "--moe-router-load-balancing-type": "seq_aux_loss global_aux_loss",
                             "--moe-deepep-num-sms": 20, "--rotary-percent": 1}  # fmt: skip

@@ -103,7 +103,9 @@ def test_a_switch_costs_what_it_costs() -> None:
     assert found.share(switch) == pytest.approx((before - after) / (1.1 * before - found.best))
     assert found.best <= after
     lines = gap_lines(found)
-    assert lines[-1].endswith(f"({0.1 / 1.1:.0%} of it) no setting explains")
+    rest = 0.1 * before / (1.1 * before - found.best)
+    assert lines[-1].endswith(f", {rest:.0%} of the gap: no setting explains it")
+    assert rest + sum(found.share(row) for row in found.switches) == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_good_job_has_no_switches() -> None:
