@@ -186,6 +186,7 @@ def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> S
 
 
 def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
+    inputs = inputs.for_search()
     problem, config = inputs.problem, inputs.config
     sequences, rounded = searched_batch(args, problem, config)
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}

@@ -58,7 +58,13 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         raise InputError(f"--measurements {args.measurements}: the file must end in .csv")
     if args.own and args.fix:
         raise InputError("--fix chooses among the layouts of a search, --own takes the config's; leave one out")
-    inputs = load_inputs(args)
+    whole = load_inputs(args)
+    inputs = whole.for_search()
+    if args.own and inputs is not whole:
+        raise InputError(
+            f"{whole.config.source} says what each stage holds, which --own cannot vary: foretrain predict takes its layout, "
+            "explain without --own a search's"
+        )
     decision, rounded, result = _decision(args, inputs)
     rivals = decision.rivals
     console.print(heading(rivals, inputs.said, inputs.notes(rounded)))

@@ -21,6 +21,7 @@ from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import parse_constants
+from solver.search.space import OF_ONE_LAYOUT
 from solver.spec.idle import idle_settings
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
@@ -79,6 +80,16 @@ class Inputs:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
             found.append(f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}")
         return "\n".join(filter(None, found))
+
+    def for_search(self) -> Inputs:
+        """Return what a search starts from: without what the config's own layout says of its single stages."""
+        own = [key for key in OF_ONE_LAYOUT if self.config.layout.get(key)]
+        if not own:
+            return self
+        note = f"{' and '.join(own)} of the config's own layout: left out, as a search divides layers itself"
+        run = self.problem.run.replace(**dict.fromkeys(own, ""))
+        config = replace(self.config, notes=(*self.config.notes, note))
+        return replace(self, config=config, problem=replace(self.problem, run=run))
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -150,7 +150,8 @@ LEFT_OUT = {
 }
 #: Values of these with which they do nothing.
 IDLE: dict[str, tuple[object, ...]] = {
-    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "timing-log-level": (0,), "tp-comm-bootstrap-backend": ("nccl",),
+    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "timing-log-level": (0,),
+    "tp-comm-bootstrap-backend": ("nccl",),
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
     "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip

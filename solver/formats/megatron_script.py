@@ -55,6 +55,9 @@ def read_script(source: Source) -> FileRun:
     if launch.nodes == 1 and world < least_ranks(flags):  # whose nodes are still to be filled in
         told.append(f"it launches {world} GPUs, fewer than its parallel sizes need")
         world, assumed = source.world or world, () if source.world else ("world_size",)
+    elif source.world not in (0, world):
+        told.append(f"it launches {world} GPUs; its arguments are taken for {source.world}")
+        world = source.world
     run = run_of_arguments(flags, world, path, assumed, environment=environment(source))
     if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
         vocab = f"{run.model.vocab_size:,} (GPT-2's)"

@@ -61,7 +61,8 @@ def read_nemotron_h(config: Mapping[str, Any], values: Values, read: set[str]) -
     refuse_unless(config, read, _FIXED)
     refuse_if_on(config, read, "num_nextn_predict_layers", "mtp_hybrid_override_pattern")
     read |= {*_DEFAULTS, "layers_block_type", "hybrid_override_pattern", "attention_head_dim", "expand", "n_shared_experts"}
-    read |= {"n_group", "topk_group", "time_step_limit", "time_step_rank", "mamba_ssm_cache_dtype", "use_mamba_kernels", "ssm_cfg"}
+    read |= {"n_group", "topk_group", "time_step_limit", "time_step_rank"}
+    read |= {"mamba_ssm_cache_dtype", "use_mamba_kernels", "ssm_cfg"}
 
 
 FAMILIES: Mapping[str, Family] = {

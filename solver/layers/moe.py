@@ -71,10 +71,10 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     """The scores of all experts, and the choice of the best: a chain of small kernels, as frameworks run it by default.
 
     Kernels of the chain, forward: softmax in fp32 (or sigmoid and its norm), top-k (two: select and sort), the mask and the
-    map of chosen experts (two scatters), the aux loss (scores, two sums, a product), the tokens per expert: 12; a balancing
-    bias adds two, groups six (top-2 of each group, their sum, top-k, mask, fill). Backward about half. Counted from the code;
-    each reads or writes an fp32 score per token and expert once or twice. Fused (Transformer Engine's fused_router): scores and
-    choice, the tokens per expert and their loss one each, backward one.
+    map of chosen experts (two scatters, each into zeros that are filled first), the aux loss (scores, two sums, a product),
+    the tokens per expert: 12; a balancing bias adds two, groups six (top-2 of each group, their sum, top-k, mask, fill).
+    Backward about half. Counted from the code; each reads or writes an fp32 score per token and expert once or twice. Fused
+    (Transformer Engine's fused_router): scores and choice, the tokens per expert and their loss one each, backward one.
     """
     model, tokens = shapes.model, shapes.norm_tokens
     scores = 2.0 * FP32 * tokens * model.num_experts

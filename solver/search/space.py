@@ -39,6 +39,8 @@ from solver.spec.strategy import replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
+OF_ONE_LAYOUT = ("recompute_stage_layers", "pipeline_layout")  #: what the stages of one layout hold, which no search varies
+
 
 @dataclass(frozen=True)
 class Space:
@@ -58,7 +60,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_run(framework, model, problem.run)
-    for key in ("recompute_stage_layers", "pipeline_layout"):
+    for key in OF_ONE_LAYOUT:
         if getattr(problem.run, key):
             raise InputError(
                 f"{key} belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), "

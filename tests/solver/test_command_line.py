@@ -18,6 +18,7 @@ import torch
 
 from predictor.cost_model import CostModel
 from solver.command_line import main
+from solver.console import main as console
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.time import PARTS
 
@@ -628,3 +629,23 @@ def test_a_search_writes_the_report_that_an_explanation_does(tmp_path: Path) -> 
     assert "llama3_8b on 16 x NVIDIA H100" in text and "://" not in text.replace("http://www.w3.org", "")
     assert main([*words, "--report", str(page)]) == 2, "of one layout, foretrain explain writes it"
     assert main(["--run_all_solu", *words, "--report", str(tmp_path / "out.txt")]) == 2
+
+
+def test_a_search_leaves_out_what_a_config_says_of_single_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, layout = tmp_path / "run.sh", "Et*15|t*17L"
+    words = (
+        "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32"
+        " --seq-length 4096 --max-position-embeddings 4096 --bf16 --vocab-size 32000 --micro-batch-size 1"
+        " --global-batch-size 64 --pipeline-model-parallel-size 2 --use-distributed-optimizer"
+    )
+    script.write_text(words)
+    assert console(["search", "--config", str(script), "--json", str(tmp_path / "plain.json"), "--no-timing"]) == 0
+    script.write_text(f'{words} --pipeline-model-parallel-layout "{layout}"')
+    assert console(["search", "--config", str(script), "--json", str(tmp_path / "staged.json"), "--no-timing"]) == 0
+    assert "pipeline_layout of the config's own layout: left out" in capsys.readouterr().out
+    plain, staged = (json.loads((tmp_path / name).read_text())["best"] for name in ("plain.json", "staged.json"))
+    assert [one["step_s"] for one in plain] == [one["step_s"] for one in staged]
+    assert console(["predict", "--config", str(script), "--no-timing"]) == 0
+    assert layout in capsys.readouterr().out
+    assert console(["explain", "--own", "--config", str(script)]) == 2
+    assert "foretrain predict takes its layout" in capsys.readouterr().err

@@ -230,3 +230,16 @@ def test_a_script_that_says_no_number_of_gpus_is_told_how_to(tmp_path: Path) -> 
     path.write_text(f"python {LAUNCHED}")
     with pytest.raises(InputError, match="must say the number of GPUs, as numbers; or give --world_size"):
         load_run_config(path)
+
+
+def test_a_script_is_taken_for_other_gpus_that_the_user_states(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nnodes 4 --nproc-per-node 8 {LAUNCHED}")
+    launched, asked = load_run_config(path), load_run_config(path, 64)
+    assert (launched.layout["world_size"], asked.layout["world_size"]) == (32, 64)
+    assert asked.layout["dp"] == 2 * launched.layout["dp"]
+    batch = [one.layout["dp"] * one.layout["micro_batch_size"] * one.layout["num_micro_batches"] for one in (launched, asked)]
+    assert batch[0] == batch[1]
+    assert "it launches 32 GPUs; its arguments are taken for 64" in asked.notes and not any(
+        "launches" in n for n in launched.notes
+    )
