@@ -18,6 +18,7 @@ from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
 from solver.formats.file_run import FileRun, Source, model_beside, script_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.launch import ranks_of_launch
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
 from solver.formats.megatron_script import PROGRAM
@@ -27,7 +28,6 @@ from solver.formats.script_words import (
     launched_settings,
     of_environment,
     program_at,
-    ranks_of_launch,
     script_words,
     whole_argument,
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from profiler.errors import InputError
 from solver.formats.file_run import FileRun, Source
+from solver.formats.launch import ranks_of_launch
 from solver.formats.megatron_args import least_ranks
 from solver.formats.megatron_flags import ARRANGEMENTS
 from solver.formats.megatron_run import run_of_arguments
@@ -15,7 +16,6 @@ from solver.formats.script_words import (
     environment,
     of_environment,
     program_at,
-    ranks_of_launch,
     script_words,
 )
 

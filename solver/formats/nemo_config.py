@@ -9,6 +9,7 @@ from solver.formats.argument_rules.nemo import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.launch import Launch
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
 from solver.formats.nemo_names import (
@@ -24,7 +25,6 @@ from solver.formats.nemo_names import (
     SWITCHES,
     VALUES,
 )
-from solver.formats.script_words import Launch
 from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
 

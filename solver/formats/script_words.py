@@ -6,14 +6,13 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from profiler.errors import InputError, printable, shown
 from solver.formats.file_run import Source
+from solver.formats.launch import END, launch_key, slurm_variables
 from solver.formats.shell_script import Shell, read_shell
 
-#: torchrun's and deepspeed's, with - or _.
-LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
 #: Variables of the environment that say where ranks are, not how many.
 _PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_ENDPOINT", "CUDA_DEVICE_MAX_CONNECTIONS"}
 #: Variables that change how NCCL sends.
@@ -24,10 +23,6 @@ _UNMODELLED = (
 )  # fmt: skip
 #: What a deterministic run sets, and what these change in another one.
 _DETERMINISTIC = ("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
-#: Slurm's options and what they say of a node, or of all.
-_SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
-          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
-_END = ";"  #: stands between two commands
 
 
 def script_words(source: Source) -> list[str]:
@@ -48,9 +43,9 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     at = program_at(words, program)
     if at is None:
         return ()
-    used = {name for before, word in pairwise(shell.words[:at]) if _launch_key(before.text) for name in word.defaults}
+    used = {name for before, word in pairwise(shell.words[:at]) if launch_key(before.text) for name in word.defaults}
     name = ""
-    for word in takewhile(lambda word: word.text != _END, shell.words[at + 1 :]):
+    for word in takewhile(lambda word: word.text != END, shell.words[at + 1 :]):
         name = word.text.partition("=")[0] if word.text.startswith("--") else name
         used |= set() if name in ignored else word.defaults
     written = {name: f"${name}" if name.isdecimal() else name for name in used - _PLACES}
@@ -63,97 +58,9 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     return tuple(told)
 
 
-class Launch(NamedTuple):
-    """Nodes, and the ranks that a launch starts on each."""
-
-    nodes: int
-    each: int
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.each
-
-    @property
-    def gpus_per_node(self) -> int:
-        """GPUs that a node must have; 0 for a launch on one node, which may have more."""
-        return self.each if self.nodes > 1 else 0
-
-
-def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
-    """Return what the command that the words end with says (torchrun's or deepspeed's), else what Slurm is asked for,
-    else the GPUs that the user states.
-
-    words: of the script up to the program. Raises InputError where nothing says it in numbers.
-    """
-    words = list(takewhile(lambda word: word != _END, reversed(words)))[::-1]
-    pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
-    pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
-    launch = {key: value for name, value in pairs if (key := _launch_key(name))}
-    by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
-    if by_torchrun:
-        launch.setdefault("nodes", "1")  # its own default
-    of_slurm = slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
-    launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
-    if set(launch) == set(LAUNCH) and all(value.isdecimal() and len(value) < 8 for value in launch.values()):
-        return Launch(int(launch["nodes"]), int(launch["each"]))
-    if source.world:
-        return Launch(1, source.world)
-    unknown = next((value for value in launch.values() if "$" in value), "")
-    why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
-    raise InputError(
-        f"{source.path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}; or give "
-        "--world_size"
-    )
-
-
-def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool) -> dict[str, str]:
-    """Return nodes and ranks on each as srun's own words (``pairs`` of option and value) or #SBATCH lines ask for them.
-
-    starts_ranks: a task starts a rank on every GPU that it gets, as torchrun does; otherwise it is a rank.
-    """
-    whole = _asked([*_of_batch(text), *pairs])
-    nodes = whole.get("nodes", 0)
-    tasks = whole.get("tasks") or (whole.get("started", 0) // nodes if nodes else 0)
-    gpus = whole.get("gpus") or (whole.get("all", 0) // nodes if nodes else 0) or whole.get("per_task", 0) * tasks
-    each = gpus if starts_ranks else tasks or gpus
-    return {key: str(value) for key, value in (("nodes", nodes), ("each", each)) if value}
-
-
-def _of_batch(text: str) -> list[tuple[str, str]]:
-    """Return the options of #SBATCH lines and their values."""
-    lines = " ".join(re.findall(r"(?m)^#SBATCH[ \t]+([^#\n]*)", text))
-    return re.findall(r"(?:^|(?<=\s))(-N|-G|-n|--[\w-]+)[= \t]*([^\s=]\S*)", lines)
-
-
-def _asked(options: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Return what options ask Slurm for, by the words of _SLURM."""
-    asked = {_SLURM[name]: _gpus(value) for name, value in options if name in _SLURM}
-    return {name: int(value) for name, value in asked.items() if value.isdecimal()}
-
-
-def _slurm_variables(text: str) -> dict[str, str]:
-    """Return the variables that Slurm sets for a script that asks for nodes and tasks in numbers."""
-    asked = _asked(_of_batch(text))
-    nodes, tasks = asked.get("nodes", 0), asked.get("tasks", 0)
-    found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks,
-             "SLURM_NTASKS": asked.get("started") or nodes * tasks, "SLURM_GPUS_PER_NODE": asked.get("gpus", 0)}  # fmt: skip
-    return {name: str(value) for name, value in found.items() if value}
-
-
-def _gpus(value: str) -> str:
-    """Return the number in a request such as 8, gpu:8 or gpu:a100:8,nvme:1."""
-    parts = [part.split(":") for part in value.split(",")]
-    return next((part[-1] for part in parts if part[0] == "gpu" or len(part) == 1), "")
-
-
-def _launch_key(word: str) -> str:
-    name = word.lstrip("-").replace("_", "-")
-    return next((key for key, names in LAUNCH.items() if name in names), "") if word.startswith("-") else ""
-
-
 def _shell(source: Source) -> Shell:
     try:
-        return read_shell(source.text, _slurm_variables(source.text))
+        return read_shell(source.text, slurm_variables(source.text))
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 
@@ -192,7 +99,7 @@ def arguments(
     """
     found: dict[str, list[str]] = {}
     name = ""
-    for word in words[: words.index(_END)] if _END in words else words:
+    for word in words[: words.index(END)] if END in words else words:
         if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
             raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value")
         if word.startswith("--"):

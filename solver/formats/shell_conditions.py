@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from itertools import groupby
 
 from solver.formats.shell_values import State, all_of, any_of, arithmetic, expanded_word, not_of, plain_text
 
@@ -21,9 +22,10 @@ def condition(state: State, tokens: Sequence[str], used: set[str]) -> bool | Non
     parts: list[list[str]] = [[]]
     joints: list[str] = []
     tests: list[bool] = [False]  # whether a part is a test, and not another command
-    inside = False
+    inside, depth = False, 0
     for token in tokens:
-        if token in ("&&", "||") or (token in ("-a", "-o") and inside):
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if token in ("&&", "||") and depth < 2 or (token in ("-a", "-o") and inside):
             joints.append({"-a": "&&", "-o": "||"}.get(token, token))
             parts.append([])
             tests.append(inside)
@@ -54,7 +56,11 @@ def _part(state: State, tokens: Sequence[str], is_test: bool, used: set[str]) ->
 
 
 def compared(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
-    """Return whether the comparison of (( )) holds, or None where it is none or its numbers are not known."""
+    """Return whether the comparisons of (( )) hold, joined by && and ||; None where it is none or its numbers are not known."""
+    for joint, joined in (("||", any_of), ("&&", all_of)):
+        if joint in tokens:
+            parts = [list(part) for is_joint, part in groupby(tokens, joint.__eq__) if not is_joint]
+            return joined([compared(state, part, used) for part in parts])
     match = _COMPARISON.fullmatch(" ".join(tokens).replace("= =", "==").replace("$", ""))
     sides = [arithmetic(state, match[side], used) for side in (1, 3)] if match else [None]
     if match is None or None in sides:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise, takewhile
+from itertools import groupby, islice, pairwise, takewhile
 
+from solver.formats.shell_assignments import ASSIGNMENT, ELEMENT, PREFIXES, assign, assign_element, refer
 from solver.formats.shell_cases import begin_case, ends_clause, next_clause
 from solver.formats.shell_conditions import compared, condition
-from solver.formats.shell_tokens import tokens_of
+from solver.formats.shell_tokens import KEYWORDS, SEPARATORS, tokens_of
 from solver.formats.shell_values import (
-    LONGEST,
+    EVERY,
     OWN_ARGUMENTS,
     Branch,
     State,
@@ -29,17 +30,12 @@ from solver.formats.shell_values import (
     set_variable,
 )
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_ELEMENT = re.compile(r"([A-Za-z_]\w*)\[(.*)\]\+?=(.*)", re.DOTALL)  #: of an array
-_PREFIXES = ("export", "declare", "local", "readonly", "typeset")
 _CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that change the variables that they name
-_EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
 #: Commands that are run for their answer, which only they know.
 _ASKING = ("grep", "egrep", "fgrep", "diff", "cmp", "pgrep", "which", "command", "type", "hash", "ping", "mountpoint")
 _SOURCING = ("source", ".")
+_SHELL, _ITS_COMMANDS = re.compile(r"(?:/\S*/)?(?:ba|z)?sh"), re.compile(r"-[a-z]*c")
 _PRINTING = ("echo", "printf")  #: commands that only show their words
-_KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
-_SEPARATORS = (";", "\n", "&", "&&", "|", "||")
 _DEEPEST = 100  #: blocks within each other
 
 
@@ -66,7 +62,7 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
     while at < len(tokens):
         token = tokens[at]
         at += 1
-        if token in _SEPARATORS or (starts and token in _KEYWORDS):
+        if token in SEPARATORS or (starts and token in KEYWORDS):
             at = _control(state, token, tokens, at)
             found += [Word(";")] if found and found[-1].text != ";" else []
             starts = True
@@ -85,26 +81,28 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
         elif starts and token in ("[", "[[", "test", "false"):
             at = _tested(state, tokens, at - 1)
             starts = False
-        elif starts and (assigned := _ASSIGNMENT.fullmatch(token)):
-            at = _assign(state, assigned, tokens, at)
+        elif starts and (assigned := ASSIGNMENT.fullmatch(token)):
+            at = assign(state, assigned, tokens, at)
             state.succeeded = True if state.chained else state.succeeded
-        elif starts and (element := _ELEMENT.fullmatch(token)):
-            _assign_element(state, *element.groups())
+        elif starts and (element := ELEMENT.fullmatch(token)):
+            assign_element(state, *element.groups())
         elif starts and token == "eval":
             at = _evaluated(state, tokens, at, found)
             starts = False
         elif starts and (token in _CHANGING or tokens[at - 1 : at + 1] == ["printf", "-v"]):
             at = _forget(state, tokens, at)
         elif starts and token in _PRINTING:
-            at = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
+            at = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
             state.succeeded = True if state.chained else state.succeeded
-        elif starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES):
-            _reference(state, token, tokens, at)
+        elif starts and (token in PREFIXES or token.startswith("-") and tokens[at - 2] in PREFIXES):
+            refer(state, token)
         else:
             if starts:
                 _call(state, token)
             starts = False
             found += _expanded(state, token) if state.runs is not False else []
+            if _SHELL.fullmatch(token) and at + 1 < len(tokens) and _ITS_COMMANDS.fullmatch(tokens[at]):
+                at = _of_another_shell(state, tokens, at, found)
     return Shell(tuple(found), state.defaults, tuple(state.sourced), state.environment)
 
 
@@ -112,7 +110,7 @@ def _call(state: State, name: str) -> None:
     """Note what a command that begins with ``name`` changes: a function of the script's own what it sets, others nothing; and
     whether it succeeds, which all do whose answer is not asked for."""
     changed = state.functions.get(name, set()) if state.runs is not False else set()
-    for variable in list(state.variables) if _EVERY in changed else changed:
+    for variable in list(state.variables) if EVERY in changed else changed:
         set_variable(state, variable, None)
     if state.chained:
         state.succeeded = None if name in _ASKING else True
@@ -122,11 +120,11 @@ def _passed(tokens: Sequence[str]) -> frozenset[str]:
     """Return the functions of a script that it calls with other arguments than its own; "" where it sets its own anew."""
     heads = {tokens[i - 1] for i in range(1, len(tokens) - 1) if tokens[i : i + 2] == ["(", ")"]}
     heads |= {after for before, after in pairwise(tokens) if before == "function"} | {"set"}
-    begins = (*_SEPARATORS, *_KEYWORDS)
+    begins = (*SEPARATORS, *KEYWORDS)
     found = set()
     for i, token in enumerate(tokens):
         if token in heads and (i == 0 or tokens[i - 1] in begins) and tokens[i + 1 : i + 2] != ["("]:
-            words = list(takewhile(lambda word: word not in _SEPARATORS and word != "}", islice(tokens, i + 1, None)))
+            words = list(takewhile(lambda word: word not in SEPARATORS and word != "}", islice(tokens, i + 1, None)))
             given = words[words.index("--") + 1 :] if token == "set" and "--" in words else words if token != "set" else []
             if any(not OWN_ARGUMENTS.fullmatch(word) for word in given):
                 found.add("" if token == "set" else token)
@@ -147,8 +145,8 @@ def _bracket(state: State, token: str, starts: bool) -> None:
 
 def _tested(state: State, tokens: Sequence[str], at: int) -> int:
     """Evaluate a test that is a command of its own; return where the commands go on."""
-    close = {"[": ("]",), "[[": ("]]",)}.get(tokens[at], _SEPARATORS)
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in close), len(tokens) - 1) + (close is not _SEPARATORS)
+    close = {"[": ("]",), "[[": ("]]",)}.get(tokens[at], SEPARATORS)
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in close), len(tokens) - 1) + (close is not SEPARATORS)
     if state.chained is not False:
         used: set[str] = set()
         state.succeeded = condition(state, tokens[at:end], used) if state.chained else None
@@ -171,7 +169,7 @@ def _calculated(state: State, tokens: Sequence[str], at: int) -> int:
 
 def _forget(state: State, tokens: Sequence[str], at: int) -> int:
     """Mark the variables that the words of a command name as unknown; return where the commands go on."""
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
     for name in re.findall(r"[A-Za-z_]\w*", " ".join(tokens[at:end])) if state.runs is not False else ():
         set_variable(state, name, None)
     return end
@@ -235,82 +233,34 @@ def _loop(state: State, tokens: Sequence[str], at: int) -> int:
     return end
 
 
-def _assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) -> int:
-    """Set a variable; return where the commands go on, after the elements of an array."""
-    name, more, value = match.groups()
-    parts, joint = [value], ""
-    if not value and at < len(tokens) and tokens[at] == "(":
-        end = next((i for i in range(at, len(tokens)) if tokens[i] == ")"), len(tokens))
-        if end == len(tokens):
-            raise ValueError(f"the list that {name} is set to has no closing parenthesis")
-        parts, joint, at = [token for token in tokens[at + 1 : end] if token != "\n"], " ", end + 1
-    if state.runs is False:  # what decided that is among what the variable's value depends on
-        if kept := state.variables.get(name):
-            state.variables[name] = Word(kept.text, kept.defaults | state.decided_by)
-        return at
-    words = [expanded_word(state, part) for part in parts]
-    if _is_prefix(state, tokens, at):
-        if state.runs and "\0" not in words[0].text:
-            state.environment[name] = plain_text(words[0].text)
-        return at
-    before = state.variables.get(name, Word("")) if more else Word("")
-    if state.runs is None or before is None:
-        set_variable(state, name, None)
-        return at
-    text = joint.join(filter(None, (before.text, *(word.text for word in words))))
-    defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
-    set_variable(state, name, Word(text[:LONGEST], defaults))
-    return at
-
-
-def _assign_element(state: State, name: str, index: str, value: str) -> None:
-    """Append an element behind the last one of an array; an array with another element set is not known."""
-    before, added = state.variables.get(name), expanded_word(state, value)
-    if state.runs is False:
-        return
-    if not state.runs or not before or index != f"${{#{name}[@]}}":
-        set_variable(state, name, None)
-        return
-    text = " ".join(filter(None, (before.text, added.text)))
-    set_variable(state, name, Word(text[:LONGEST], state.decided_by | before.defaults | added.defaults))
-
-
-def _reference(state: State, token: str, tokens: Sequence[str], at: int) -> None:
-    """Note that a name stands for another variable (declare -n): all may change where it is set."""
-    if not re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", token) or state.runs is False and not state.inside:
-        return
-    function = state.inside[-1] if state.inside else ""
-    if function:
-        state.functions.setdefault(function, set()).add(_EVERY)
-        return
-    for variable in list(state.variables):
-        set_variable(state, variable, None)
-
-
 def _evaluated(state: State, tokens: Sequence[str], at: int, found: list[Word]) -> int:
     """Add the words that eval runs as a command; return where the commands go on. What it may set is not known."""
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
     if state.runs is False:
         return end
     words = [word for token in tokens[at:end] for word in _expanded(state, token)]
     for word in words:
         if assigned := re.match(r"([A-Za-z_]\w*)(?:\[.*\])?\+?=", word.text):
             set_variable(state, assigned[1], None)
-    found += [Word(";") if word.text in _SEPARATORS else word for word in words]
+    found += [Word(";") if word.text in SEPARATORS else word for word in words]
     return end
 
 
-def _is_prefix(state: State, tokens: Sequence[str], at: int) -> bool:
-    """Whether an assignment before ``at`` is of the environment of the command that follows, and not of the script."""
-    ends = (*_SEPARATORS, *_KEYWORDS, "(", ")")
-    if at > state.assigned_until:  # the first of several of one command
-        start = at - 1
-        while start > 0 and tokens[start - 1] not in ends:
-            start -= 1
-        state.assigned_until = next((i for i in range(at, len(tokens)) if not _ASSIGNMENT.fullmatch(tokens[i])), len(tokens))
-        following = tokens[state.assigned_until] if state.assigned_until < len(tokens) else "\n"
-        state.assigns_environment = tokens[start] not in _PREFIXES and following not in ends
-    return state.assigns_environment
+def _of_another_shell(state: State, tokens: Sequence[str], at: int, found: list[Word]) -> int:
+    """Add the commands that a shell is given as one word, each behind what starts it; return where the commands go on."""
+    given = expanded_word(state, tokens[at + 1])
+    if state.runs is False:
+        return at + 2
+    inner = read_shell(plain_text(given.text), state.environment)
+    starting = list(takewhile(lambda word: word.text != ";", reversed(found)))[:0:-1]
+    del found[len(found) - len(starting) - 1 :]
+    state.defaults |= inner.defaults
+    state.environment |= inner.environment
+    state.sourced += inner.sourced
+    for ends, words in groupby(inner.words, lambda word: word.text == ";"):
+        told = [Word(word.text, word.defaults | given.defaults | state.decided_by) for word in words]
+        found += told if ends else [*starting, *told]
+    return at + 2
 
 
 def _expanded(state: State, token: str) -> list[Word]:

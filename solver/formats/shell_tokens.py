@@ -6,6 +6,8 @@ import re
 import shlex
 from itertools import groupby
 
+SEPARATORS = (";", "\n", "&", "&&", "|", "||")
+KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _PUNCTUATION = ";&|()\n"
 _REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?[ \t]*>\([^()]*\)|\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")

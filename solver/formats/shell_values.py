@@ -18,6 +18,8 @@ OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script its
 _BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
 LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
 
+EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
+
 
 @dataclass(frozen=True)
 class Word:

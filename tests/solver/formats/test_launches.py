@@ -71,7 +71,7 @@ def test_variables_of_a_script(tmp_path: Path) -> None:
 def test_deepspeed_s_script_says_them_too(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
     (tmp_path / "run.sh").write_text(
-        f"export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nnodes 4 --nproc-per-node 4 pretrain_gpt.py {ARGUMENTS} --bf16 --swiglu "
+        f"export CUDA_LAUNCH_BLOCKING=1\ntorchrun --nnodes 4 --nproc-per-node 4 pretrain_gpt.py {ARGUMENTS} --bf16 "
         "--squared-relu --deepspeed --deepspeed_config run.json --zero-stage 1"
     )
     config = load_run_config(tmp_path / "run.json")

@@ -49,6 +49,10 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("A=1; if test $A -eq 1; then TP=4; else TP=2; fi", 4),
         ("SP=1; if (( SP == 1 )); then TP=4; else TP=2; fi", 4),
         ("SP=true; if $SP; then TP=4; else TP=2; fi", 4),
+        ("A=1; B=2; if (( A == 1 && B == 2 )); then TP=4; else TP=2; fi", 4),
+        ("A=1; B=2; if (( A == 1 && B == 3 )); then TP=4; else TP=2; fi", 2),
+        ("A=1; B=2; if (( A == 1 && B == 3 )) || [ $B = 2 ]; then TP=4; else TP=2; fi", 4),
+        ("TP=2; A=1; B=3; (( A == 2 || B == 3 )) && TP=4", 4),
         ("TP=2; false && TP=8", 2),
         ("TP=2; A=1; [ $A -eq 2 ] && TP=8", 2),
         ("TP=2; A=1; (( A == 1 )) && TP=8", 8),
@@ -148,3 +152,41 @@ def test_a_command_that_is_put_together_first_is_read(tmp_path: Path) -> None:
     assert read(f'TP=4\ncommand="{WITH_TP} 2>&1 | tee log"\necho $command\neval "$command"', tmp_path)["tp"] == 4
     appended = "ARGS[${#ARGS[@]}]=--tensor-model-parallel-size\nARGS[${#ARGS[@]}]=4"
     assert read(f"ARGS=(--swiglu)\n{appended}\n{RUN} ${{ARGS[@]}}", tmp_path)["tp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("launch", "gpus", "per_node"),
+    [
+        ("mpirun -np 32 python", 32, 0),
+        ("mpirun -np 32 -npernode 8 python", 32, 8),
+        ("/opt/hpcx/bin/mpirun -n 16 --map-by ppr:4:node -x PATH python", 16, 4),
+        ("srun --ntasks 32 --ntasks-per-node 8 python", 32, 8),
+        ("srun --ntasks=16 python", 16, 0),
+    ],
+)
+def test_ranks_that_mpi_or_slurm_starts(launch: str, gpus: int, per_node: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{launch} {PROGRAM}")
+    config = load_run_config(path)
+    assert (config.layout["world_size"], config.gpus_per_node) == (gpus, per_node)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'TP=4; srun -l bash -c "python -u {PROGRAM} --tensor-model-parallel-size $TP"',
+        f"export TP=4; srun -l sh -c 'python -u {PROGRAM} --tensor-model-parallel-size $TP'",
+        f'COMMAND="python -u {PROGRAM} --tensor-model-parallel-size 4"\nsrun --container-image x /bin/bash -lc "${{COMMAND}}"',
+        f'srun -l bash -c "\n cd /x && python {PROGRAM} \\\n  --tensor-model-parallel-size 4 2>&1 | tee log\n"',
+    ],
+)
+def test_commands_that_a_shell_is_given_as_a_word(script: str, tmp_path: Path) -> None:
+    found = read(f"#SBATCH --nodes=4 --ntasks-per-node=8\n{script}", tmp_path)
+    assert (found["world_size"], found["tp"]) == (32, 4)
+
+
+def test_what_the_given_shell_sets_is_of_its_environment(tmp_path: Path) -> None:
+    head = "#SBATCH --nodes=2 --ntasks-per-node=8\n"
+    assert read(f"{head}srun bash -c 'export CUDA_LAUNCH_BLOCKING=1; python {PROGRAM}'", tmp_path)["launch_blocking"] is True
+    with pytest.raises(InputError, match=r"\$TP is not known from the script alone"):
+        read(f"{head}srun bash -c 'python {PROGRAM} --tensor-model-parallel-size $TP'", tmp_path)

@@ -1,0 +1,125 @@
+"""How many ranks the command that starts a program starts: torchrun's, deepspeed's, mpirun's, or Slurm's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from profiler.errors import InputError, printable
+from solver.formats.file_run import Source
+
+#: torchrun's and deepspeed's, with - or _.
+LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
+#: Slurm's options and what they say of a node, or of all.
+_SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
+          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
+END = ";"  #: stands between two commands
+
+
+class Launch(NamedTuple):
+    """Nodes, and the ranks that a launch starts on each."""
+
+    nodes: int
+    each: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.each
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that a node must have; 0 for a launch on one node, which may have more."""
+        return self.each if self.nodes > 1 else 0
+
+
+def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
+    """Return what the command that the words end with says (torchrun's or deepspeed's), else what Slurm is asked for,
+    else the GPUs that the user states.
+
+    words: of the script up to the program. Raises InputError where nothing says it in numbers.
+    """
+    words = list(takewhile(lambda word: word != END, reversed(words)))[::-1]
+    pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
+    pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
+    launch = {key: value for name, value in pairs if (key := launch_key(name))}
+    by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
+    if by_torchrun:
+        launch.setdefault("nodes", "1")  # its own default
+    of_slurm = slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
+    launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
+    if not by_torchrun and (by_mpi := _mpi_ranks(words)):
+        return by_mpi
+    if set(launch) == set(LAUNCH) and all(value.isdecimal() and len(value) < 8 for value in launch.values()):
+        return Launch(int(launch["nodes"]), int(launch["each"]))
+    if source.world:
+        return Launch(1, source.world)
+    unknown = next((value for value in launch.values() if "$" in value), "")
+    why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
+    raise InputError(
+        f"{source.path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}; or give "
+        "--world_size"
+    )
+
+
+def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool) -> dict[str, str]:
+    """Return nodes and ranks on each as srun's own words (``pairs`` of option and value) or #SBATCH lines ask for them.
+
+    starts_ranks: a task starts a rank on every GPU that it gets, as torchrun does; otherwise it is a rank.
+    """
+    whole = _asked([*_of_batch(text), *pairs])
+    nodes = whole.get("nodes", 0)
+    started = 0 if starts_ranks else whole.get("started", 0)
+    nodes = nodes or started // whole.get("tasks", started or 1)  # on one node, as far as is said
+    tasks = whole.get("tasks") or (whole.get("started", 0) // nodes if nodes else 0)
+    gpus = whole.get("gpus") or (whole.get("all", 0) // nodes if nodes else 0) or whole.get("per_task", 0) * tasks
+    each = gpus if starts_ranks else tasks or gpus
+    return {key: str(value) for key, value in (("nodes", nodes), ("each", each)) if value}
+
+
+def _mpi_ranks(words: Sequence[str]) -> Launch | None:
+    """Return what mpirun or mpiexec is told to start; None where the command is another one, or says no number of ranks."""
+    at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] in ("mpirun", "mpiexec")), None)
+    if at is None:
+        return None
+    told = dict(pairwise(words[at + 1 :]))
+    ranks = next((int(told[name]) for name in ("-np", "--np", "-n") if told.get(name, "").isdecimal()), 0)
+    on_each = [told.get(name, "") for name in ("-npernode", "--npernode", "-N", "-ppn")]
+    mapped = re.fullmatch(r"ppr:(\d+):node", told.get("--map-by", told.get("-map-by", "")))
+    each = next((int(value) for value in on_each if value.isdecimal()), int(mapped[1]) if mapped else 0)
+    if not ranks:
+        return None
+    return Launch(ranks // each, each) if each and ranks % each == 0 else Launch(1, ranks)
+
+
+def _of_batch(text: str) -> list[tuple[str, str]]:
+    """Return the options of #SBATCH lines and their values."""
+    lines = " ".join(re.findall(r"(?m)^#SBATCH[ \t]+([^#\n]*)", text))
+    return re.findall(r"(?:^|(?<=\s))(-N|-G|-n|--[\w-]+)[= \t]*([^\s=]\S*)", lines)
+
+
+def _asked(options: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return what options ask Slurm for, by the words of _SLURM."""
+    asked = {_SLURM[name]: _gpus(value) for name, value in options if name in _SLURM}
+    return {name: int(value) for name, value in asked.items() if value.isdecimal()}
+
+
+def slurm_variables(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for a script that asks for nodes and tasks in numbers."""
+    asked = _asked(_of_batch(text))
+    nodes, tasks = asked.get("nodes", 0), asked.get("tasks", 0)
+    found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks,
+             "SLURM_NTASKS": asked.get("started") or nodes * tasks, "SLURM_GPUS_PER_NODE": asked.get("gpus", 0)}  # fmt: skip
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _gpus(value: str) -> str:
+    """Return the number in a request such as 8, gpu:8 or gpu:a100:8,nvme:1."""
+    parts = [part.split(":") for part in value.split(",")]
+    return next((part[-1] for part in parts if part[0] == "gpu" or len(part) == 1), "")
+
+
+def launch_key(word: str) -> str:
+    name = word.lstrip("-").replace("_", "-")
+    return next((key for key, names in LAUNCH.items() if name in names), "") if word.startswith("-") else ""
