@@ -96,14 +96,17 @@ def of_another_framework(config: RunConfig, framework: str) -> dict[str, Any]:
 
 
 def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:
-    """Return the GPUs of a node as a file launches them, where it does. Raises InputError for more than the device has."""
-    each = config.gpus_per_node
-    if each > device.gpus_per_node:
+    """Return the GPUs of a node as a file launches them, where it does; the device's where several of its nodes hold them.
+
+    Raises InputError where a whole number of its nodes does not.
+    """
+    each, here = config.gpus_per_node, device.gpus_per_node
+    if each > here and each % here:
         raise InputError(
-            f"{config.source}: it launches {each} ranks on a node, and {device.name} has {device.gpus_per_node} GPUs a node; "
+            f"{config.source}: it launches {each} ranks on a node, and {device.name} has {here} GPUs a node; "
             "state another gpus_per_node in a cluster file (--cluster), or launch fewer"
         )
-    return {"gpus_per_node": each} if each else {}
+    return {"gpus_per_node": min(each, here)} if each else {}
 
 
 def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple[CostModel, Cluster]:

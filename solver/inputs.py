@@ -75,6 +75,11 @@ class Inputs:
         found += [printable(line, 400) for line in self.config.notes if line not in said]
         if self.takes_gpus or ("world_size" in self.config.assumed and self.config.layout.get("world_size")):
             found.append(f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many")
+        each, here = self.config.gpus_per_node, of.cluster.gpus_per_node
+        if each > here:
+            found.append(
+                f"it launches {each} ranks on a node; of {of.cost.device.name} that is {each / here:g} nodes of {here} GPUs"
+            )
         ignored = self.config.ignored
         if ignored:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""

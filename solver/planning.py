@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     found, failed = [one for some, _ in tried for one in some], [error for _, error in tried if error]
     if not found:
         raise InputError(failed[0])
-    notes = dict.fromkeys(line for *_, inputs in offers for line in inputs.notes(_sequences(args, inputs)[1]).splitlines())
+    notes = _notes({machine.name: inputs.notes(_sequences(args, inputs)[1]).splitlines() for machine, _, inputs in offers})
     notes |= dict.fromkeys(inputs.said for *_, inputs in offers if inputs.problem.cost.origin == "derived")
     notes |= dict.fromkeys(_beside_their_base([inputs for *_, inputs in offers]))
     title = _title(args, offers[0][2], bool(args.machines))
@@ -94,6 +94,12 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         write_json(args.json, {"tokens": args.tokens, "plan": plan_rows(found)})
         console.print(f"wrote {args.json}", markup=False)
+
+
+def _notes(of: Mapping[str, Sequence[str]]) -> dict[str, None]:
+    """Return the notes of all machines in order; behind a machine's name those that not all have."""
+    common = set.intersection(*map(set, of.values()))
+    return dict.fromkeys(line if line in common else f"{name}: {line}" for name, lines in of.items() for line in lines)
 
 
 def _beside_their_base(offers: Sequence[Inputs]) -> list[str]:

@@ -649,3 +649,16 @@ def test_a_search_leaves_out_what_a_config_says_of_single_stages(tmp_path: Path,
     assert layout in capsys.readouterr().out
     assert console(["explain", "--own", "--config", str(script)]) == 2
     assert "foretrain predict takes its layout" in capsys.readouterr().err
+
+
+def test_a_script_of_larger_nodes_says_which_nodes_it_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32"
+        " --seq-length 4096 --max-position-embeddings 4096 --bf16 --vocab-size 32000 --micro-batch-size 1"
+        " --global-batch-size 64 --use-distributed-optimizer"
+    )
+    assert console(["predict", "--config", str(script), "--profile", "gb200", "--no-timing"]) == 0
+    assert "it launches 8 ranks on a node; of NVIDIA GB200 (NVL72) that is 2 nodes of 4 GPUs" in capsys.readouterr().out
+    assert console(["predict", "--config", str(script), "--profile", "h100_sxm", "--no-timing"]) == 0
+    assert "it launches 8 ranks" not in capsys.readouterr().out

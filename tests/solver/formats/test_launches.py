@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,19 @@ def test_ranks_fill_the_nodes_as_they_are_launched(launch: str, stated: int, per
 
 
 def test_more_ranks_than_a_node_has_gpus_are_refused(tmp_path: Path) -> None:
-    config = megatron(tmp_path, "--nnodes 2 --nproc-per-node 16")
+    config = megatron(tmp_path, "--nnodes 2 --nproc-per-node 2")
+    config = replace(config, gpus_per_node=12)
     with pytest.raises(
-        InputError, match="it launches 16 ranks on a node, and NVIDIA H100 SXM 80GB has 8 GPUs a node; state another"
+        InputError, match="it launches 12 ranks on a node, and NVIDIA H100 SXM 80GB has 8 GPUs a node; state another"
     ):
-        load_problem(config, 32, profile="h100_sxm")
-    assert load_problem(config, 32, profile="h100_sxm", cluster={"gpus_per_node": 16}).cluster.gpus_per_node == 16
+        load_problem(config, 24, profile="h100_sxm")
+    assert load_problem(config, 24, profile="h100_sxm", cluster={"gpus_per_node": 12}).cluster.gpus_per_node == 12
+
+
+def test_a_node_s_ranks_fill_several_of_smaller_nodes(tmp_path: Path) -> None:
+    config = megatron(tmp_path, "--nnodes 2 --nproc-per-node 8")
+    found = load_problem(config, 16, profile="gb200").cluster
+    assert (found.gpus_per_node, found.for_world(16).gpus_per_domain) == (4, 16)
 
 
 def test_accelerate_s_machines(tmp_path: Path) -> None:
