@@ -227,7 +227,7 @@ def _loop(state: State, tokens: Sequence[str], at: int) -> int:
     one = over and len(words) == 1 and not set(words[0]) & set("*?[{@")
     word = expanded_word(state, words[0]) if one else None
     once = word if word and len(word.text.split()) == 1 else None  # a variable may hold several words
-    if over or end == at + 1 or tokens[at] != "(":
+    if at < end and (over or end == at + 1 or tokens[at] != "("):
         set_variable(state, tokens[at], once)
     state.branches.append(Branch(True if once else None))
     return end
@@ -251,7 +251,7 @@ def _of_another_shell(state: State, tokens: Sequence[str], at: int, found: list[
     given = expanded_word(state, tokens[at + 1])
     if state.runs is False:
         return at + 2
-    inner = read_shell(plain_text(given.text), state.environment)
+    inner = read_shell(plain_text(given.text), state.environment)  # which hold no variables: it cannot start itself
     starting = list(takewhile(lambda word: word.text != ";", reversed(found)))[:0:-1]
     del found[len(found) - len(starting) - 1 :]
     state.defaults |= inner.defaults

@@ -190,3 +190,12 @@ def test_what_the_given_shell_sets_is_of_its_environment(tmp_path: Path) -> None
     assert read(f"{head}srun bash -c 'export CUDA_LAUNCH_BLOCKING=1; python {PROGRAM}'", tmp_path)["launch_blocking"] is True
     with pytest.raises(InputError, match=r"\$TP is not known from the script alone"):
         read(f"{head}srun bash -c 'python {PROGRAM} --tensor-model-parallel-size $TP'", tmp_path)
+
+
+def test_a_shell_that_starts_itself_ends(tmp_path: Path) -> None:
+    again = 'export AGAIN=\'bash -c "$AGAIN"\'\nbash -c "$AGAIN"\n'
+    assert read(f"{again}{RUN}", tmp_path)["world_size"] == 8
+
+
+def test_a_loop_at_the_end_of_a_script_is_no_defect(tmp_path: Path) -> None:
+    assert read(f"{RUN}\nfor", tmp_path)["world_size"] == 8
