@@ -142,20 +142,8 @@ def odd_script(chance: random.Random) -> str:
     """Return a script that launches Megatron-LM with one to three words changed, lost, or given twice."""
     words = SCRIPT.split(" ")
     odd = ["$TP", "--bf16", "-1", "0", "x", "'", "1e400", "--no-such-flag", "Et|", "(t|)*9999L", "\\", "#", "9" * 30, "é", ""]
-    odd += [
-        "\nfor",
-        "eval",
-        "bash -c",
-        'sh -c "',
-        "\n((",
-        "&& [[",
-        "A[1]=2;",
-        "A=(",
-        "f() {",
-        "\nif",
-        "mpirun -np",
-        "srun -n 16",
-    ]
+    odd += ["\nfor", "eval", "bash -c", 'sh -c "', "\n((", "&& [[", "A[1]=2;", "A=(", "f() {", "\nif", "mpirun -np",
+            "srun -n 16", "mpirun -np " + "9" * 5000]  # fmt: skip
     for _ in range(chance.randint(1, 3)):
         place = chance.randrange(len(words))
         words[place] = chance.choice([chance.choice(odd), f"{words[place]} {words[place]}", ""])

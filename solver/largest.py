@@ -97,8 +97,7 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     """
     own = configured_strategy(problem, config, sequences)
     free = without_filling(config, own)
-
-    broken = {}
+    broken: dict[int, InputError] = {}
 
     def on(dp: int) -> Iterator[Tried]:
         world = own.world_size // own.dp * dp
@@ -106,13 +105,14 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
             other = problem.for_world(world)
             yield Tried(world, estimate(other, [configured_strategy(other, replace(config, layout=free), sequences)]))
         except InputError as error:
-            broken[dp] = f"one data-parallel rank does not run: {error}"
+            broken[dp] = error
 
     tried = [one for dp in range(own.dp, 0, -1) for one in on(dp)]
     if tried and tried[0].verdict == VERDICTS[2]:
         more = [one for doubling in range(1, _DOUBLINGS + 1) for one in on(own.dp << doubling)]
         tried = [*reversed(more), *tried]
-    return _limit("GPUs", tried, broken.get(1, "one data-parallel rank is the fewest"))
+    fewest = f"one data-parallel rank does not run: {broken[1]}" if 1 in broken else "one data-parallel rank is the fewest"
+    return _limit("GPUs", tried, fewest)
 
 
 def _limit(what: str, tried: Iterable[Tried], ends: str) -> Limit:

@@ -50,6 +50,5 @@ class LeafSwitches:
         """Return in words what the leaf switches do."""
         return (
             f"leaf switches of {self.nodes:g} {self.of} with uplinks for 1/{self.oversubscription:g} of what these send: "
-            "groups "
-            "that leave a leaf, and whose nodes are far apart or exchange all to all, get less of the network (derived)"
+            "groups that leave a leaf, and whose nodes are far apart or exchange all to all, get less of the network (derived)"
         )

@@ -11,7 +11,7 @@ from profiler.errors import InputError, printable
 from solver.formats.file_run import Source
 
 #: torchrun's and deepspeed's, with - or _.
-LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
+_LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
 #: Slurm's options and what they say of a node, or of all.
 _SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
           "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
@@ -47,11 +47,11 @@ def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
     by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
     if by_torchrun:
         launch.setdefault("nodes", "1")  # its own default
-    of_slurm = slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
+    of_slurm = _slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
     launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
     if not by_torchrun and (by_mpi := _mpi_ranks(words)):
         return by_mpi
-    if set(launch) == set(LAUNCH) and all(value.isdecimal() and len(value) < 8 for value in launch.values()):
+    if set(launch) == set(_LAUNCH) and all(_number(value) is not None for value in launch.values()):
         return Launch(int(launch["nodes"]), int(launch["each"]))
     if source.world:
         return Launch(1, source.world)
@@ -63,7 +63,7 @@ def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
     )
 
 
-def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool) -> dict[str, str]:
+def _slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool) -> dict[str, str]:
     """Return nodes and ranks on each as srun's own words (``pairs`` of option and value) or #SBATCH lines ask for them.
 
     starts_ranks: a task starts a rank on every GPU that it gets, as torchrun does; otherwise it is a rank.
@@ -83,11 +83,10 @@ def _mpi_ranks(words: Sequence[str]) -> Launch | None:
     at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] in ("mpirun", "mpiexec")), None)
     if at is None:
         return None
-    told = dict(pairwise(words[at + 1 :]))
-    ranks = next((int(told[name]) for name in ("-np", "--np", "-n") if told.get(name, "").isdecimal()), 0)
-    on_each = [told.get(name, "") for name in ("-npernode", "--npernode", "-N", "-ppn")]
-    mapped = re.fullmatch(r"ppr:(\d+):node", told.get("--map-by", told.get("-map-by", "")))
-    each = next((int(value) for value in on_each if value.isdecimal()), int(mapped[1]) if mapped else 0)
+    told = {name: re.sub(r"ppr:(\d+):node", r"\1", value) for name, value in pairwise(words[at + 1 :])}
+    ranks = next(filter(None, (_number(told.get(name, "")) for name in ("-np", "--np", "-n"))), 0)
+    on_each = ("-npernode", "--npernode", "-N", "-ppn", "--map-by", "-map-by")
+    each = next(filter(None, (_number(told.get(name, "")) for name in on_each)), 0)
     if not ranks:
         return None
     return Launch(ranks // each, each) if each and ranks % each == 0 else Launch(1, ranks)
@@ -101,8 +100,8 @@ def _of_batch(text: str) -> list[tuple[str, str]]:
 
 def _asked(options: Sequence[tuple[str, str]]) -> dict[str, int]:
     """Return what options ask Slurm for, by the words of _SLURM."""
-    asked = {_SLURM[name]: _gpus(value) for name, value in options if name in _SLURM}
-    return {name: int(value) for name, value in asked.items() if value.isdecimal()}
+    asked = {_SLURM[name]: _number(_gpus(value)) for name, value in options if name in _SLURM}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def slurm_variables(text: str) -> dict[str, str]:
@@ -120,6 +119,12 @@ def _gpus(value: str) -> str:
     return next((part[-1] for part in parts if part[0] == "gpu" or len(part) == 1), "")
 
 
+def _number(text: str) -> int | None:
+    """Return a number of nodes or ranks; None where the text is none, or one that no cluster has."""
+    return int(text) if text.isdecimal() and len(text) < 8 else None
+
+
 def launch_key(word: str) -> str:
+    """Return what an option of torchrun or deepspeed says, of _LAUNCH; "" for other words."""
     name = word.lstrip("-").replace("_", "-")
-    return next((key for key, names in LAUNCH.items() if name in names), "") if word.startswith("-") else ""
+    return next((key for key, names in _LAUNCH.items() if name in names), "") if word.startswith("-") else ""

@@ -61,9 +61,9 @@ class Gap:
     flops: float  #: model FLOPs of a step per GPU
     switches: tuple[Switch, ...]
 
-    def share(self, switch: Switch) -> float:
-        """Return which share of the way from the best prediction to what was measured a switch is."""
-        return switch.seconds / max(self.measured - self.best, 1e-30)
+    def share(self, part: float) -> float:
+        """Return which share of the way from the best prediction to what was measured ``part`` seconds are."""
+        return part / max(self.measured - self.best, 1e-30)
 
 
 def gap(problem: Problem, layout: Strategy, measured: float) -> Gap:
@@ -146,11 +146,11 @@ def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
     ]  # fmt: skip
     for switch in found.switches:
         room = "" if switch.fits else " (and does not fit in memory without)"
-        part = f", {found.share(switch):.0%} of the gap" if found.measured > found.best * 1.001 and switch.fits else ""
+        part = f", {found.share(switch.seconds):.0%} of the gap" if found.measured > found.best * 1.001 and switch.fits else ""
         lines.append(f"  {seconds(switch.seconds)} a step{part}: {switch.text}{room}")
     rest = found.measured - found.predicted
     if rest > 0:
-        lines.append(f"  {seconds(rest)} a step, {rest / (found.measured - found.best):.0%} of the gap: no setting explains it")
+        lines.append(f"  {seconds(rest)} a step, {found.share(rest):.0%} of the gap: no setting explains it")
     return lines
 
 

@@ -40,7 +40,7 @@ def exchange_broken(model: ModelSpec, run: Strategy) -> str:
         return "with fp8_attention; use cp_comm ring or a2a"
     in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
     if in_parts and ("ring" in run.cp_comm or framework.kernels.torch_context_parallel):
-        return f"with windows and chunks, which no ring of {framework.name} attends to; use cp_comm a2a or allgather"
+        return f"with windows and chunks, which {framework.name}'s ring attention does not have; use cp_comm a2a or allgather"
     return ""
 
 

@@ -100,12 +100,12 @@ def test_a_switch_costs_what_it_costs() -> None:
     found = gap(problem, layout, 1.1 * before)
     (switch,) = [row for row in found.switches if row.field == "overlap_param_gather"]
     assert (found.predicted, switch.seconds) == (pytest.approx(before), pytest.approx(before - after))
-    assert found.share(switch) == pytest.approx((before - after) / (1.1 * before - found.best))
+    assert found.share(switch.seconds) == pytest.approx((before - after) / (1.1 * before - found.best))
     assert found.best <= after
     lines = gap_lines(found)
     rest = 0.1 * before / (1.1 * before - found.best)
     assert lines[-1].endswith(f", {rest:.0%} of the gap: no setting explains it")
-    assert rest + sum(found.share(row) for row in found.switches) == pytest.approx(1.0, abs=0.01)
+    assert rest + sum(found.share(row.seconds) for row in found.switches) == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_good_job_has_no_switches() -> None:
