@@ -88,11 +88,12 @@ class Inputs:
 
     def for_search(self) -> Inputs:
         """Return what a search starts from: without what the config's own layout says of its single stages."""
-        own = [key for key in OF_ONE_LAYOUT if self.config.layout.get(key)]
+        run, stated = self.problem.run, self.config.layout
+        own = [key for key in OF_ONE_LAYOUT if stated.get(key) and getattr(run, key) == stated[key]]
         if not own:
             return self
         note = f"{' and '.join(own)} of the config's own layout: left out, as a search divides layers itself"
-        run = self.problem.run.replace(**dict.fromkeys(own, ""))
+        run = run.replace(**dict.fromkeys(own, ""))
         config = replace(self.config, notes=(*self.config.notes, note))
         return replace(self, config=config, problem=replace(self.problem, run=run))
 
