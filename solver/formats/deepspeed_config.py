@@ -76,7 +76,12 @@ def read_deepspeed(source: Source) -> FileRun:
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
     world = int(stated.get("world_size", 0))
     refusals = broken(
-        RULES, Arguments(flattened(sections) | _megatrons(words, script), world, environment(script) if script else {})
+        RULES,
+        Arguments(
+            flattened(sections) | _megatrons(words, script),
+            world,
+            environment(script, _program(words, script)) if script else {},
+        ),
     )
     layout |= {"framework": FRAMEWORK}
     notes, per_node = (launched.notes, launched.gpus_per_node) if launched else ((), 0)
@@ -199,15 +204,21 @@ def _ranks(file: SectionReader) -> dict[str, int]:
     return dict.fromkeys(("world_size", "dp"), whole // math.prod(each))
 
 
+def _program(words: Sequence[str], script: Source) -> int:
+    """Return the place of what a script launches. Raises InputError where that is neither of the two that are known."""
+    at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
+    found = trainer if at is None else at
+    if found is None:
+        raise InputError(f"{script.path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
+    return found
+
+
 def _launched(words: Sequence[str], script: Source, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
-    path, at, trainer = script.path, program_at(words, PROGRAM), program_at(words, TRAINER)
-    at = trainer if at is None else at
-    if at is None:
-        raise InputError(f"{path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
+    path, at = script.path, _program(words, script)
     launch, given = ranks_of_launch(words[:at], script), arguments(words[at + 1 :], path)
-    world, (settings, left_out) = launch.world_size, of_environment(script)
-    if at == trainer:
+    world, (settings, left_out) = launch.world_size, of_environment(script, at)
+    if at == program_at(words, TRAINER):
         fields, ignored = trainer_fields(given, precision, path)
         sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
         run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored)

@@ -48,7 +48,7 @@ def read_script(source: Source) -> FileRun:
     if hybrid != ("--hybrid-override-pattern" in flags):
         need = f"{HYBRID_PROGRAM} and --hybrid-override-pattern belong together"
         raise InputError(f"{path}: {need}; {program} runs {'without it' if hybrid else 'with it'}")
-    launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source)
+    launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source, at)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
     world = launch.world_size
@@ -58,7 +58,7 @@ def read_script(source: Source) -> FileRun:
     elif source.world not in (0, world):
         told.append(f"it launches {world} GPUs; its arguments are taken for {source.world}")
         world = source.world
-    run = run_of_arguments(flags, world, path, assumed, environment=environment(source))
+    run = run_of_arguments(flags, world, path, assumed, environment=environment(source, at))
     if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
         vocab = f"{run.model.vocab_size:,} (GPT-2's)"
         told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")

@@ -65,14 +65,18 @@ def _shell(source: Source) -> Shell:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 
 
-def environment(source: Source) -> dict[str, str]:
-    """Return the variables in capitals whose values a script sets, as far as they are known."""
-    return {name: value for name, value in _shell(source).environment.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)}
+def environment(source: Source, at: int) -> dict[str, str]:
+    """Return the variables in capitals that a script, or another shell that it starts, sets for the command which word ``at``
+    is of, as far as their values are known."""
+    shell = _shell(source)
+    variables = {**shell.environment, **dict(shell.words[at].environment)}
+    return {name: value for name, value in variables.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)}
 
 
-def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the layout fields that the variables of a script state, and a line on those that change times unmodelled."""
-    variables = environment(source)
+def of_environment(source: Source, at: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the layout fields that the variables of ``environment`` state, and a line on those that change times
+    unmodelled."""
+    variables = environment(source, at)
     debugging = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
     if variables.get("TORCH_DISTRIBUTED_DEBUG", "") == "DETAIL":
         debugging["collective_checks"] = True

@@ -35,9 +35,7 @@ def assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) -
     if state.runs is None or before is None:
         set_variable(state, name, None)
         return at
-    text = joint.join(filter(None, (before.text, *(word.text for word in words))))
-    defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
-    set_variable(state, name, Word(text[:LONGEST], defaults))
+    _set_joined(state, name, joint, [before, *words])
     return at
 
 
@@ -49,8 +47,12 @@ def assign_element(state: State, name: str, index: str, value: str) -> None:
     if not state.runs or not before or index != f"${{#{name}[@]}}":
         set_variable(state, name, None)
         return
-    text = " ".join(filter(None, (before.text, added.text)))
-    set_variable(state, name, Word(text[:LONGEST], state.decided_by | before.defaults | added.defaults))
+    _set_joined(state, name, " ", [before, added])
+
+
+def _set_joined(state: State, name: str, joint: str, words: Sequence[Word]) -> None:
+    text = joint.join(word.text for word in words if word.text)
+    set_variable(state, name, Word(text[:LONGEST], state.decided_by.union(*(word.defaults for word in words))))
 
 
 def refer(state: State, token: str) -> None:

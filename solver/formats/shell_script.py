@@ -15,7 +15,7 @@ from itertools import groupby, islice, pairwise, takewhile
 from solver.formats.shell_assignments import ASSIGNMENT, ELEMENT, PREFIXES, assign, assign_element, refer
 from solver.formats.shell_cases import begin_case, ends_clause, next_clause
 from solver.formats.shell_conditions import compared, condition
-from solver.formats.shell_tokens import KEYWORDS, SEPARATORS, tokens_of
+from solver.formats.shell_tokens import KEYWORDS, SEPARATORS, command_end, tokens_of
 from solver.formats.shell_values import (
     EVERY,
     OWN_ARGUMENTS,
@@ -92,7 +92,7 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
         elif starts and (token in _CHANGING or tokens[at - 1 : at + 1] == ["printf", "-v"]):
             at = _forget(state, tokens, at)
         elif starts and token in _PRINTING:
-            at = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
+            at = command_end(tokens, at)
             state.succeeded = True if state.chained else state.succeeded
         elif starts and (token in PREFIXES or token.startswith("-") and tokens[at - 2] in PREFIXES):
             refer(state, token)
@@ -169,7 +169,7 @@ def _calculated(state: State, tokens: Sequence[str], at: int) -> int:
 
 def _forget(state: State, tokens: Sequence[str], at: int) -> int:
     """Mark the variables that the words of a command name as unknown; return where the commands go on."""
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
+    end = command_end(tokens, at)
     for name in re.findall(r"[A-Za-z_]\w*", " ".join(tokens[at:end])) if state.runs is not False else ():
         set_variable(state, name, None)
     return end
@@ -235,7 +235,7 @@ def _loop(state: State, tokens: Sequence[str], at: int) -> int:
 
 def _evaluated(state: State, tokens: Sequence[str], at: int, found: list[Word]) -> int:
     """Add the words that eval runs as a command; return where the commands go on. What it may set is not known."""
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
+    end = command_end(tokens, at)
     if state.runs is False:
         return end
     words = [word for token in tokens[at:end] for word in _expanded(state, token)]
@@ -255,10 +255,12 @@ def _of_another_shell(state: State, tokens: Sequence[str], at: int, found: list[
     starting = list(takewhile(lambda word: word.text != ";", reversed(found)))[:0:-1]
     del found[len(found) - len(starting) - 1 :]
     state.defaults |= inner.defaults
-    state.environment |= inner.environment
     state.sourced += inner.sourced
     for ends, words in groupby(inner.words, lambda word: word.text == ";"):
-        told = [Word(word.text, word.defaults | given.defaults | state.decided_by) for word in words]
+        told = [
+            Word(word.text, word.defaults | given.defaults | state.decided_by, (*inner.environment.items(), *word.environment))
+            for word in words
+        ]
         found += told if ends else [*starting, *told]
     return at + 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from itertools import groupby
 
 SEPARATORS = (";", "\n", "&", "&&", "|", "||")
@@ -17,6 +18,11 @@ _COMPARED = str.maketrans("\7\10", "<>")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
 KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
 _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
+
+
+def command_end(tokens: Sequence[str], at: int) -> int:
+    """Return where the command ends that goes on at ``at``."""
+    return next((i for i in range(at, len(tokens)) if tokens[i] in (*SEPARATORS, ")")), len(tokens))
 
 
 def tokens_of(text: str) -> list[str]:

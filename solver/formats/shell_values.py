@@ -23,10 +23,12 @@ EVERY = "*"  #: among the variables that a function changes: it has a reference 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command. defaults: the variables of the environment in it for which the script's own default stands."""
+    """A word of a command. defaults: the variables of the environment in it for which the script's own default stands.
+    environment: variables and values that the shell which runs the command sets beyond the script's own."""
 
     text: str
     defaults: frozenset[str] = frozenset()
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,8 @@ def test_commands_that_a_shell_is_given_as_a_word(script: str, tmp_path: Path) -
 def test_what_the_given_shell_sets_is_of_its_environment(tmp_path: Path) -> None:
     head = "#SBATCH --nodes=2 --ntasks-per-node=8\n"
     assert read(f"{head}srun bash -c 'export CUDA_LAUNCH_BLOCKING=1; python {PROGRAM}'", tmp_path)["launch_blocking"] is True
+    before = f"{head}bash -c 'export CUDA_LAUNCH_BLOCKING=1; python check.py'\n"
+    assert read(f"{before}srun bash -c 'python {PROGRAM}'", tmp_path)["launch_blocking"] is False, "of another command"
     with pytest.raises(InputError, match=r"\$TP is not known from the script alone"):
         read(f"{head}srun bash -c 'python {PROGRAM} --tensor-model-parallel-size $TP'", tmp_path)
 
