@@ -55,6 +55,8 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
     )
     changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
     changes["dropout"] = applies_dropout(model, run)
+    if run.compile_loss == (run.compile and framework.kernels.compiled_loss):
+        changes["compile_loss"] = None
     if run.gradient_accumulation_fusion is None and framework.data_parallel.fused_gradient_accumulation:
         changes["gradient_accumulation_fusion"] = True
     if not several or not run.zero:

@@ -23,6 +23,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
 ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go round in a ring of all-to-alls
+_COMPILED = ("model", "loss")  #: what compile.components may name, all unless it says less
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RESHARD = ("default", "always", "never")
 _RECIPES = ("tensorwise",)
@@ -192,12 +193,16 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
 
 def _training(file: SectionReader, release: Release) -> dict[str, Any]:
     training, model, compiles = file.section("training"), file.section("model"), file.section("compile")
-    components = compiles.texts("components") or ["model", "loss"]
-    if compiles.flag("enable", False) and set(components) != {"model", "loss"}:
-        raise compiles.wrong("components", "model and loss")
+    compiled = _COMPILED if training.flag("compile", False) else ()
+    if compiles.flag("enable", False):
+        compiled = tuple(compiles.texts("components") if "components" in compiles else _COMPILED)
+        if wrong := set(compiled) - set(_COMPILED):
+            raise compiles.wrong("components", f"of {' and '.join(_COMPILED)}, not {', '.join(sorted(wrong))}")
+    apart = len(compiled) == 1
     return {
         "precision": _precision(file, release),
-        "compile": training.flag("compile", False) or compiles.flag("enable", False),
+        "compile": "model" in compiled,
+        **({"compile_loss": "loss" in compiled} if apart else {}),
         "deterministic": (file.section("debug") if release.year >= 2026 else training).flag("deterministic", False),
         "fused_norm": release.year >= 2026 or release.year < 2025 and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
     } | ({"fp8_recipe": "tensorwise"} if _precision(file, release) == "fp8" else {})

@@ -120,7 +120,7 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
     }  # fmt: skip
     found: list[tuple[str, dict[str, Any]]] = [("training", training)]
     if release.year >= 2026:
-        found += [("compile", {"enable": run.compile}), ("debug", {"deterministic": run.deterministic})]
+        found += [("compile", _compile(run)), ("debug", {"deterministic": run.deterministic})]
     else:
         training |= {"compile": run.compile, "deterministic": run.deterministic or None}
     if piped:
@@ -143,6 +143,14 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
         found += [("model", {"norm_type": "fused_rmsnorm" if run.fused_norm else "rmsnorm"})]
         found += [("float8", {"enable_float8_linear": True})] if quantised == "float8" else []
     return [*found, ("activation_checkpoint", _recompute(model, run))]
+
+
+def _compile(run: Strategy) -> dict[str, Any]:
+    """Return what is compiled: model and loss together unless the run states the loss."""
+    if run.compile_loss is None:
+        return {"enable": run.compile}
+    compiled = [name for name, holds in (("model", run.compile), ("loss", run.compile_loss)) if holds]
+    return {"enable": bool(compiled), "components": compiled or None}
 
 
 def _stages(model: ModelSpec, run: Strategy, release: Release) -> dict[str, Any]:

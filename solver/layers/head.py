@@ -133,7 +133,8 @@ def _copied_logits(shapes: Shapes, logits: np.ndarray) -> list[Op]:
 
 
 def _compiled(shapes: Shapes) -> bool:
-    return shapes.run.compile and shapes.framework.kernels.compiled_loss
+    stated = shapes.run.compile_loss
+    return shapes.run.compile and shapes.framework.kernels.compiled_loss if stated is None else stated
 
 
 def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:

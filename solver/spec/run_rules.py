@@ -80,6 +80,20 @@ def graphs_left_out(model: ModelSpec, run: Strategy) -> tuple[str, ...]:
     return (f"that no CUDA graph holds dropless experts whose rows the host reads ({run.moe_dispatcher})",) * (whole and reads)
 
 
+def loss_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of a loss that is compiled, or is not, apart from the model."""
+    return (
+        (
+            framework.can_run.compiles_loss_apart or s.compile_loss is None,
+            f"{framework.name} does not offer compile_loss; leave it out",
+        ),
+        (
+            s.compile_loss is None or not s.cross_entropy_fusion,
+            "compile_loss changes nothing with cross_entropy_fusion; leave it out",
+        ),
+    )
+
+
 def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what is stated of attention's kernels."""
     flash = s.attention == "flash"
@@ -171,7 +185,9 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
-    require((*attention_rules(framework, run), ends_rule(framework, run), gather_rule(framework, run)))
+    require(
+        (*attention_rules(framework, run), *loss_rules(framework, run), ends_rule(framework, run), gather_rule(framework, run))
+    )
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)

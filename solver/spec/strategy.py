@@ -100,6 +100,7 @@ class Strategy:
     dropout: bool | None = None  #: after attention's softmax and before residuals; None: solver.spec.dropout
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
+    compile_loss: bool | None = None  #: the cross entropy is compiled; None: with the model, where the framework does so
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
     cuda_graph_modules: str = ""  #: the graphs are of these only: CUDA_GRAPH_MODULES joined by "+"; empty: of whole layers
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
@@ -145,7 +146,7 @@ class Strategy:
             modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", modules)
         stage_layers(self.recompute_stage_layers)
-        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks"):
+        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks", "compile_loss"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:

@@ -106,6 +106,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
         "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
         "pipeline_layout": True,  # module_fqns_per_model_part
+        "compiles_loss_apart": True,  # compile.components
         "counts_embedding_and_loss": True,  # pipeline_parallel_first_stage_less_layers and _last_, 1 by default
         "uneven_stages": False, "layout_schedules": ("1f1b", "gpipe", "interleaved"),
     },

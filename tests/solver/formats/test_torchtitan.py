@@ -124,6 +124,29 @@ def test_a_file_of_2026_is_exactly_this_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("compiles", "expected"),
+    [
+        ('enable = true\ncomponents = ["loss"]', (False, True)),  # as in its deepseek_v3_671b.toml
+        ('enable = true\ncomponents = ["model"]', (True, False)),
+        ('enable = true\ncomponents = ["model", "loss"]', (True, None)),
+        ("enable = true\ncomponents = []", (False, None)),
+        ('enable = false\ncomponents = ["loss"]', (False, None)),
+    ],
+)
+def test_model_and_loss_are_compiled_apart(compiles: str, expected: tuple[bool, bool | None], tmp_path: Path) -> None:
+    config = load(tmp_path, NEWER.replace("enable = true", compiles))
+    assert (config.layout["compile"], config.layout.get("compile_loss")) == expected
+    run = stated_strategy(config.layout, 128)
+    came, refused = round_trips(config.model, [run], ".toml", tmp_path)
+    assert came == 1, refused
+
+
+def test_other_components_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="components is .*; it must be of model and loss, not optimizer"):
+        load(tmp_path, NEWER.replace("enable = true", 'enable = true\ncomponents = ["model", "optimizer"]'))
+
+
+@pytest.mark.parametrize(
     ("stages", "expected"),
     [
         ("", {"pipeline_layout": "Et*8|t*9|t*8|t*7L"}),  # 34 layers with the ends: 9, 9, 8, 8

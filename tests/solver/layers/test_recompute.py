@@ -114,13 +114,15 @@ def test_flash_attention_in_sequence_first_code_copies_batches() -> None:
 
 
 def test_split_and_compiled_losses_hold_less() -> None:
-    def loss(framework: str, compiled: bool, tp: int = 1) -> float:
-        found = tiny(framework, tp, run={"compile": compiled}, tp=tp, dp=1)
+    def loss(framework: str, compiled: bool, tp: int = 1, **run: Any) -> float:
+        found = tiny(framework, tp, run={"compile": compiled, **run}, tp=tp, dp=1)
         return float(found.table.head.saved[0][0] + found.table.head.transient[0])
 
     stream, logits = 2 * 32 * 64 * 2, 32 * 256  # inputs of the final norm and the projection; logits
     assert loss("torchtitan", False) == stream + logits * (4 + 2 + 2 * 4)
     assert loss("torchtitan-2025-06", True) == stream + logits * (2 + 2)
     assert loss("torchtitan-2024-12", True) == loss("torchtitan", False)  # the loss was not compiled yet
+    assert loss("torchtitan-2026-02", False, compile_loss=True) == loss("torchtitan-2025-06", True)
+    assert loss("torchtitan-2026-02", True, compile_loss=False) == loss("torchtitan", False)
     assert loss("torchtitan", False, 2) == stream + logits / 2 * (4 + 2 + 3 * 4)
     assert loss("fsdp", False, 2) == stream + logits * (4 + 2 + 2 * 4)  # the logits are all-gathered
