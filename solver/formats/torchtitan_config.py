@@ -6,6 +6,7 @@ config.json of another stands beside the file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +18,9 @@ from solver.formats.literal_python import Section
 from solver.formats.model_file import shipped_model
 from solver.formats.section_reader import SectionReader
 from solver.formats.toml_text import read_toml
-from solver.formats.torchtitan_keys import R2024, R2025, R2026, Release
+from solver.formats.torchtitan_keys import FLEX_ATTENTION, R2024, R2025, R2026, Release
 from solver.formats.torchtitan_stages import listed_stages, stages_at_points
+from solver.spec.expert_rules import dispatchers_of
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
@@ -53,13 +55,23 @@ def read_torchtitan(source: Source) -> FileRun:
     if 0 < model.max_position_embeddings < longest:
         model = model.replace(max_position_embeddings=longest)
     refusals = () if release.year < 2025 else broken(RULES, Arguments(flattened(tables)))
-    degree = file.section(release.ranks).get("expert_parallel_degree", 1) if release.year >= 2026 else 1
-    dense = degree != 1 and not model.is_mixture_of_experts
-    notes = (f"expert_parallel_degree {degree} changes nothing: {model.name} has no experts",) * dense
-    quantised = layout["precision"] in ("fp8", "mxfp8")
-    if quantised and "output" not in _filters(file, release, layout["precision"]) and release.year >= 2025:
-        notes += ("the head is estimated in 16 bits; torchtitan has it in 8, as output is not among filter_fqns",)
+    notes = tuple(_notes(file, release, model, layout["precision"]))
     return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), notes, refusals)
+
+
+def _notes(file: SectionReader, release: Release, model: ModelSpec, precision: str) -> Iterator[str]:
+    """Yield what the estimate takes otherwise than the file says, and why."""
+    newer, ranks = release.year >= 2026, file.section(release.ranks)
+    degree = ranks.get("expert_parallel_degree", 1) if newer else 1
+    if degree != 1 and not model.is_mixture_of_experts:
+        yield f"expert_parallel_degree {degree} changes nothing: {model.name} has no experts"
+    elif degree != 1 and ranks.get("expert_parallel_comm_backend") == "deepep" and not _reads_backend(model):
+        yield "expert_parallel_comm_backend deepep changes nothing: torchtitan's code of this model exchanges by all-to-all"
+    if file.section("model").text("name", "llama3") in FLEX_ATTENTION:
+        yield "attention is estimated as scaled_dot_product_attention's kernels; this model has FlexAttention's"
+    quantised = precision in ("fp8", "mxfp8")
+    if quantised and "output" not in _filters(file, release, precision) and release.year >= 2025:
+        yield "the head is estimated in 16 bits; torchtitan has it in 8, as output is not among filter_fqns"
 
 
 def _release(tables: Section) -> Release:
@@ -76,8 +88,13 @@ def _model(file: SectionReader, release: Release, source: Source) -> ModelSpec:
     section = file.section("model")
     name, flavor = section.text("name", "llama3"), section.text("flavor", "debugmodel")
     if (name, flavor) in release.flavors:
-        return shipped_model(release.flavors[name, flavor])
+        return flavor_model(release.flavors[name, flavor])
     return model_beside(source, f"flavor {flavor!r} of torchtitan's model {name!r} is not known here")
+
+
+def flavor_model(shipped: str) -> ModelSpec:
+    """Return a model that is shipped here as torchtitan has it: without multi-token prediction."""
+    return shipped_model(shipped).replace(num_nextn_predict_layers=0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,12 @@ def _experts(ranks: SectionReader, model: ModelSpec) -> dict[str, Any]:
     backend = ranks.choice("expert_parallel_comm_backend", _BACKENDS, "standard")
     if not model.is_mixture_of_experts:
         return {}
-    return {"ep": degree, "moe_dispatcher": _BACKENDS[backend] if degree > 1 else "alltoall"}
+    return {"ep": degree, "moe_dispatcher": _BACKENDS[backend] if degree > 1 and _reads_backend(model) else "alltoall"}
+
+
+def _reads_backend(model: ModelSpec) -> bool:
+    """Whether torchtitan's code of a model has DeepEP: its qwen3 and gpt_oss exchange tokens by all-to-all all the same."""
+    return "deepep" in dispatchers_of(framework_of(R2026.framework).can_run, model)
 
 
 def _zero(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, Any]:

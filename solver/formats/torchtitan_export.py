@@ -7,10 +7,9 @@ from typing import Any
 from profiler.errors import InputError, require
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
-from solver.formats.model_file import shipped_model
 from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
-from solver.formats.torchtitan_config import ROTATES
+from solver.formats.torchtitan_config import ROTATES, flavor_model
 from solver.formats.torchtitan_keys import HEAD_APART, RELEASES, Release
 from solver.formats.torchtitan_stages import assigned, stage_starts
 from solver.spec.frameworks import framework_of
@@ -24,7 +23,8 @@ Tables = dict[str, dict[str, Any]]
 def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text: NAME.toml, and the model where torchtitan has no flavor of it. Raises InputError."""
     release = next(r for r in RELEASES if r.framework == framework_of(run.framework).name)
-    flavor = next((pair for pair, shipped in release.flavors.items() if _same(model, shipped)), None)
+    plain = (pair for pair in release.flavors if pair[0] != "deepseek_v3")  # its flavors' attention is not the one estimated
+    flavor = next((pair for pair in plain if _same(model, release.flavors[pair])), None)
     tables: Tables = {"job": {"description": f"{model.name} on {run.world_size} GPUs"}}
     tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model, release), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
@@ -43,7 +43,7 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
 
 
 def _same(model: ModelSpec, shipped: str) -> bool:
-    return shipped_model(shipped).replace(name=model.name) == model
+    return flavor_model(shipped).replace(name=model.name) == model
 
 
 def _own(model: ModelSpec, release: Release) -> tuple[str, str]:

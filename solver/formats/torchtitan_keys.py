@@ -47,7 +47,8 @@ _METRICS = keys(
 _CHECKPOINT = keys(
     "enable_checkpoint enable folder initial_load_path initial_load_model_only interval interval_type last_save_model_only "
     "model_weights_only export_dtype create_seed_checkpoint async_mode keep_latest_k load_step exclude_from_loading "
-    "enable_first_step_checkpoint last_save_in_hf"
+    "enable_first_step_checkpoint last_save_in_hf enable_ft_dataloader_checkpoints initial_load_in_hf "
+    "initial_load_in_hf_quantized initial_load_dequantize load_only"
 )
 _COMM = keys("init_timeout_seconds train_timeout_seconds trace_buf_size save_traces_folder")
 _RANKS = "data_parallel_replicate_degree data_parallel_shard_degree tensor_parallel_degree"
@@ -56,7 +57,7 @@ _PIPELINE = (
     "context_parallel_degree context_parallel_rotate_method enable_compiled_autograd"
 )
 _TRAINING = "dataset dataset_path seq_len max_norm steps mixed_precision_param mixed_precision_reduce compile gc_freq seed"
-_ESTIMATION = keys("enabled disable_fake_mode")
+_ESTIMATION = keys("enable enabled disable_fake_mode")
 
 #: As torch.distributed.pipelining spells them (get_schedule_class takes any case).
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
@@ -67,6 +68,7 @@ _COMMON: Described = {
         "reduction in fewer bits, which torchtitan does not offer (job_config.py),",
     ),
     "memory_estimation.enabled": (_OFF, "a run that only estimates"),
+    "memory_estimation.enable": (_OFF, "a run that only estimates"),
 }
 _LLAMA3 = {("llama3", "8B"): "llama3_8b", ("llama3", "70B"): "llama3_70b", ("llama3", "405B"): "llama3_405b"}
 
@@ -100,7 +102,7 @@ R2025 = Release(
             "should_quantize fragment_sync_delay fragment_update_alpha"
         ),
         experimental=keys("custom_import custom_args_module"),
-        validation=keys("enable enabled dataset dataset_path local_batch_size seq_len freq steps"),
+        validation=keys("enable enabled dataset dataset_path local_batch_size seq_len freq steps dataloader"),
     ),
     described={
         **_COMMON,
@@ -160,6 +162,13 @@ _QWEN3 = {
     ("qwen3", size): f"qwen3_{size.lower().replace('-', '_').replace('.', '_')}"
     for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
 }
+#: Of models/deepseek_v3/__init__.py; none has modules of multi-token prediction.
+_DEEPSEEK = {
+    ("deepseek_v3", size): name
+    for size, name in {"16B": "deepseek_v2_lite", "236B": "deepseek_v2", "671B": "deepseek_v3"}.items()
+}
+_GPT_OSS = {("gpt_oss", size): f"gpt_oss_{size}" for size in ("20b", "120b")}
+FLEX_ATTENTION = ("deepseek_v3", "gpt_oss")  #: models whose flavors have torch's FlexAttention
 _FLOAT8 = "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name filter_fqns emulate"
 _LINEAR = {"float8": keys(_FLOAT8), "mx": keys("mxfp8_dim1_cast_kernel_choice recipe_name filter_fqns")}
 R2026 = Release(
@@ -170,7 +179,7 @@ R2026 = Release(
     batch="local_batch_size",
     known={
         **{table: known for table, known in R2025.known.items() if table not in ("float8", "mx")},
-        "job": keys("config_file dump_folder description print_config save_config_file custom_config_module"),
+        "job": keys("config_file dump_folder description print_args print_config save_config_file custom_config_module"),
         "model": keys("name flavor hf_assets_path tokenizer_path converters print_after_conversion"),
         "lr_scheduler": keys("warmup_steps total_steps decay_ratio decay_type min_lr_factor"),
         "training": keys(
@@ -208,7 +217,7 @@ R2026 = Release(
         "quantize.grouped_mm.float8.fqns": (([],), "experts in fp8 under torchtitan"),
         "quantize.grouped_mm.mx.fqns": (([],), "experts in mxfp8 under torchtitan"),
     },
-    flavors=_LLAMA3 | _QWEN3,
+    flavors=_LLAMA3 | _QWEN3 | _DEEPSEEK | _GPT_OSS,
     schedules=_SCHEDULES,
     year=2026,
     converters={"quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"},

@@ -17,7 +17,7 @@ from solver.spec.division import (
     context_runs,
     heads_divide,
     not_divided,
-    pipeline_runs,
+    not_piped,
     sequence_divides,
     tensor_overlap_runs,
     tensor_parallel_runs,
@@ -123,8 +123,8 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
 def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int) -> str:
     """Return why no layout has this pp and dp, or ""."""
     layers, can_run = problem.model.num_hidden_layers, problem.framework.can_run
-    if not pipeline_runs(can_run, problem.model, pp):
-        return f"{problem.framework.name} has no pipelines of models with norms of q and k"
+    if pp > 1 and (what := not_piped(can_run, problem.model)):
+        return f"{problem.framework.name} has no pipelines of models with {what}"
     if pp > layers:
         return "more pipeline stages than layers"
     if not divisions(problem.framework.can_run, layers, pp):

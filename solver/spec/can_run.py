@@ -29,6 +29,7 @@ class CanRun:
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
     pipelines_qk_norm: bool = True  #: also of models with norms of q and k
+    divides_sinks: bool = True  #: pipelines and context parallelism, also of models with attention sinks
     unfilled_stages: int | None = None  #: 1F1B has at least as many micro batches as stages, but for so many; None: any number
     overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
@@ -54,6 +55,7 @@ class CanRun:
     splits_biased_experts: bool = True  #: etp may be more than 1 where experts have biases
     splits_alone: bool = True  #: without ep experts may be whole beside tp above 1; otherwise tp splits each (not described)
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
+    plain_deepep: bool = False  #: deepep only of models without norms of q and k and without attention sinks
     overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
     defers_head: bool = False  #: defer_embedding_wgrad_compute
     fuses_experts: bool = False  #: moe_fused_experts

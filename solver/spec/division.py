@@ -46,19 +46,25 @@ def tensor_overlap_runs(framework: Framework, run: Strategy, tp_mode: str, tp: i
     return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.memory.transformer_engine)
 
 
-def pipeline_runs(can_run: CanRun, model: ModelSpec, pp: int) -> bool:
-    """Whether the framework divides this model into ``pp`` pipeline stages, whatever their layers."""
-    return pp == 1 or can_run.pipelines_qk_norm or model.qk_norm == "none"
+def not_piped(can_run: CanRun, model: ModelSpec) -> str:
+    """Return in words what keeps the framework from dividing this model into pipeline stages, or ""."""
+    if not can_run.pipelines_qk_norm and model.qk_norm != "none":
+        return "norms of q and k"
+    return "" if can_run.divides_sinks or not model.attention_sinks else "attention sinks"
 
 
 def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
-    """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens, and nowhere
-    with linear attention or Mamba-2."""
+    """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens or has
+    attention sinks, and nowhere with linear attention or Mamba-2."""
     predicts = can_run.predicts_with_context or not model.num_nextn_predict_layers
-    return cp == 1 or (predicts and not (model.has_linear_attention or model.is_hybrid))
+    sinks = can_run.divides_sinks or not model.attention_sinks
+    return cp == 1 or (predicts and sinks and not (model.has_linear_attention or model.is_hybrid))
 
 
 def not_divided(model: ModelSpec) -> str:
     """Return in words what keeps the sequences of a model whole where context_runs says so."""
-    mamba = "Mamba-2" if model.has_state_space else "layers of one block"
-    return mamba if model.is_hybrid else "linear attention" if model.has_linear_attention else "multi-token prediction"
+    if model.is_hybrid:
+        return "Mamba-2" if model.has_state_space else "layers of one block"
+    if model.has_linear_attention:
+        return "linear attention"
+    return "multi-token prediction" if model.num_nextn_predict_layers else "attention sinks"

@@ -96,6 +96,12 @@ def predicted_beside(framework: Framework, model: ModelSpec) -> int:
     return model.num_nextn_predict_layers if framework.memory.transformer_engine else 0
 
 
+def dispatchers_of(can_run: CanRun, model: ModelSpec) -> tuple[str, ...]:
+    """Return the ways in which tokens of this model reach their experts in a framework."""
+    plain = model.qk_norm == "none" and not model.attention_sinks
+    return tuple(name for name in can_run.dispatchers if plain or name != "deepep" or not can_run.plain_deepep)
+
+
 def dispatch_broken(run: Strategy) -> str:
     """Return what does not go together with how tokens reach their experts, or ""; rules of Megatron-Core's
     transformer_config.py."""

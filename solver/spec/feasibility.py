@@ -17,7 +17,7 @@ from solver.spec.division import (
     context_runs,
     heads_divide,
     not_divided,
-    pipeline_runs,
+    not_piped,
     sequence_divides,
     tensor_overlap_runs,
     tensor_parallel_runs,
@@ -141,7 +141,7 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
     """Return (holds, what is broken) of the sizes of tensor, context and pipeline parallelism."""
     can, name, layers = framework.can_run, framework.name, model.num_hidden_layers
     modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
-    stages, wrong = stages_broken(can, layers, s), ""
+    stages, wrong, whole = stages_broken(can, layers, s), "", not_piped(can, model)
     return (
         (
             tensor_parallel_runs(can, model, s.tp),
@@ -152,7 +152,7 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
         (context_runs(can, model, s.cp), f"{name} does not run {not_divided(model)} with context parallelism (cp {s.cp})"),
         (not stages, f"{name}: {stages}"),
-        (pipeline_runs(can, model, s.pp), f"{name} has no pipelines of models with norms of q and k (its qwen3)"),
+        (s.pp == 1 or not whole, f"{name} has no pipelines of models with {whole}"),
         (
             s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
@@ -259,7 +259,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
             + ", as described here" * (not can.splits_alone)
             + " and biases of experts" * (model.mlp_bias and s.etp > 1),
         ),
-        *dispatch_rules(framework, s),
+        *dispatch_rules(framework, model, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),

@@ -7,7 +7,7 @@ from solver.spec.adapter_rules import check_adapters
 from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import PCIE_5, Cluster
 from solver.spec.deferral_rules import check_deferral
-from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
+from solver.spec.expert_rules import dispatch_broken, dispatchers_of, fused_experts_broken
 from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.linear_rules import check_linear
@@ -173,11 +173,12 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
     )
 
 
-def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of how tokens reach their experts in a framework."""
     can, name = framework.can_run, framework.name
+    of_model = f" for {model.name}" * (s.moe_dispatcher in can.dispatchers)
     return (
-        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
+        (s.moe_dispatcher in dispatchers_of(can, model), f"{name} does not offer moe_dispatcher {s.moe_dispatcher}{of_model}"),
         (can.experts_in_fp16 or s.precision != "fp16", f"{name} does not train experts in fp16"),
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
     )
@@ -223,7 +224,7 @@ def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> No
     """Raise InputError where what a search overlaps does not go together, or not with its framework."""
     rules = overlap_rules(framework, run, True, True)
     if model.is_mixture_of_experts:
-        rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
+        rules += (*dispatch_rules(framework, model, run), (not (broken := dispatch_broken(run)), broken))
     require(rules)
 
 

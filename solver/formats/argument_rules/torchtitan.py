@@ -37,6 +37,12 @@ def _micro_batches(a: Arguments) -> int:
     return a.size("training.local_batch_size", 8) // a.size("parallelism.pipeline_parallel_microbatch_size")
 
 
+def _flex(a: Arguments) -> bool:
+    """Whether the model is a flavor of torchtitan's with FlexAttention."""
+    sizes = {"deepseek_v3": ("16B", "236B", "671B"), "gpt_oss": ("20b", "120b")}
+    return a.text("model.flavor", "") in sizes.get(a.text("model.name", ""), ())
+
+
 def _compiled(a: Arguments) -> bool:
     """Whether the model is compiled: by the key of 0.1, or the section of 0.2."""
     model = "model" in a.get("compile.components", ["model", "loss"])
@@ -70,6 +76,8 @@ RULES = (
     Rule("enable_async_tensor_parallel needs a compiled model", "distributed/tensor_parallel.py",
          lambda a: implies(_degree(a, "tensor_parallel") > 1 and a.on("parallelism.enable_async_tensor_parallel"),
                            _compiled(a))),
+    Rule("flavors with FlexAttention exclude context parallelism", "deepseek_v3/infra/parallelize.py",
+         lambda a: a.size("parallelism.context_parallel_degree") == 1 or not _flex(a)),
     Rule("copies without shards exclude tensor and pipeline parallelism", _PARALLELIZE,
          lambda a: implies(_degree(a, "data_parallel_replicate") > 1 and _degree(a, "context_parallel") == 1
                            and a.size("parallelism.data_parallel_shard_degree", -1) == 1,

@@ -105,6 +105,8 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "shards_experts_alike": True,  # parallel_dims.py: experts are divided within a group of shards
         "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
         "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
+        "divides_sinks": False,  # models/gpt_oss: the same, and FlexAttention, with which no model splits its sequences
+        "plain_deepep": True,  # only models/deepseek_v3 and llama4 read expert_parallel_comm_backend
         "pipeline_layout": True,  # module_fqns_per_model_part
         "compiles_loss_apart": True,  # compile.components
         "counts_embedding_and_loss": True,  # pipeline_parallel_first_stage_less_layers and _last_, 1 by default

@@ -118,7 +118,7 @@ def test_a_file_of_2026_is_exactly_this_layout(tmp_path: Path) -> None:
     assert back == Strategy(
         world_size=128, seq_len=4096, framework="torchtitan-2026-02", tp=2, tp_mode="msp", dp=64, ep=8, zero=3,
         zero_shard_size=64, micro_batch_size=8, num_micro_batches=1, recompute="full", grad_dtype="fp32", fused_norm=True,
-        cp_comm="allgather", fp8_recipe="tensorwise", moe_dispatcher="deepep", moe_permute_fusion=False, compile=True,
+        cp_comm="allgather", fp8_recipe="tensorwise", moe_permute_fusion=False, compile=True,
     )  # fmt: skip
     assert config.model.num_experts == 128 and config.model.replace(name="x") == model_of("qwen3_30b_a3b").replace(name="x")
 
@@ -186,6 +186,27 @@ def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Pa
     with pytest.raises(InputError) as refused:
         load(tmp_path, NEWER.replace(old, new))
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "shipped"),
+    [("deepseek_v3", "16B", "deepseek_v2_lite"), ("deepseek_v3", "236B", "deepseek_v2"), ("deepseek_v3", "671B", "deepseek_v3"),
+     ("gpt_oss", "20b", "gpt_oss_20b"), ("gpt_oss", "120b", "gpt_oss_120b")],
+)  # fmt: skip
+def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_path: Path) -> None:
+    text = NEWER.replace('"qwen3"', f'"{name}"').replace("30B-A3B", flavor)
+    config = load(tmp_path, text)
+    assert config.model == model_of(shipped).replace(num_nextn_predict_layers=0)  # torchtitan has no such modules
+    assert any("FlexAttention" in note for note in config.notes)
+    assert config.layout["moe_dispatcher"] == ("deepep" if name == "deepseek_v3" else "alltoall")
+    told = load(tmp_path, text.replace("tensor_parallel_degree", "context_parallel_degree")).notes
+    assert [note for note in told if "flavors with FlexAttention exclude context parallelism" in note]
+
+
+def test_qwen3_exchanges_by_all_to_all_whatever_the_backend(tmp_path: Path) -> None:
+    config = load(tmp_path, NEWER)
+    assert config.layout["moe_dispatcher"] == "alltoall"
+    assert any("expert_parallel_comm_backend deepep changes nothing" in note for note in config.notes)
 
 
 def test_layouts_of_experts_come_back(tmp_path: Path) -> None:
