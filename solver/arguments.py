@@ -53,6 +53,9 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
+    p.add_argument("--env", action="append", metavar="NAME=VALUE", help="a variable that the script in --config reads, as it "
+                   "is set when it runs; may stand several times")  # fmt: skip
+    p.add_argument("--vocab_size", type=int, help="tokens of the tokenizer that the config names without their number")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--global_batch_size", type=int, help="tokens per step (default: the config's own batch, on as "
                    f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})")  # fmt: skip

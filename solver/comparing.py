@@ -12,10 +12,9 @@ from rich.console import Console
 
 from profiler.errors import InputError, printable
 from solver.api import configured_strategy, estimate, time_attention, without_filling
-from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.batch import batch_or_default
-from solver.formats.config_file import find_model, load_run_config
-from solver.inputs import Inputs, load_inputs
+from solver.inputs import Inputs, load_inputs, named_config
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
 from solver.report.output import write_json
 from solver.search.fixed import AXES, check_fixed, parse_constants, parse_pairs
@@ -28,7 +27,11 @@ _OPTIONS = {
     "framework": "framework", "seq_len": "seq_len", "world_size": "world_size", "global_batch_size": "global_batch_size",
 }  # fmt: skip
 #: What a side names replaces these options; a profile is taken as it was measured, unless the side says ``as`` too.
-_REPLACES = {"config": ("model_size",), "model_size": ("config",), "profile": ("pre_profiling_data_path", "as_device")}
+_REPLACES = {
+    "config": ("model_size",),
+    "model_size": ("config", "env", "vocab_size"),
+    "profile": ("pre_profiling_data_path", "as_device"),
+}
 _NUMBERS = ("seq_len", "world_size", "global_batch_size")
 _OF_RECOMPUTE = ("recompute", "recompute_layers", "recompute_modules", "recompute_stage_layers")
 _AS_STATED = "."
@@ -80,8 +83,7 @@ def _named_side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]
 def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     """Return one side (the options of the command, with what ``text`` says otherwise), its inputs, a note on its batch."""
     options, axes = _otherwise(args, text)
-    file = options.config or find_model(options.model_size or DEFAULT_MODEL)
-    config = load_run_config(file, args.world_size or options.world_size or 0)
+    config = named_config(options, args.world_size or options.world_size or 0)
     written = copy(options)  # on the GPUs of the command where it names some: there the config's own batch is read
     written.set = args.set  # what the side sets may need what else it names
     written.world_size = args.world_size or config.layout.get("world_size") or options.world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,9 +104,22 @@ class Inputs:
         return {"network": self.network, "not_read": list(self.config.ignored)}
 
 
-def named_config(args: argparse.Namespace) -> RunConfig:
-    """Return the config that the options name, or the default one."""
-    return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL), getattr(args, "world_size", None) or 0)
+def named_config(args: argparse.Namespace, world: int = 0) -> RunConfig:
+    """Return the config that the options name, or the default one. world: GPUs; 0: those that the options state, if they do."""
+    file = args.config or find_model(args.model_size or DEFAULT_MODEL)
+    world = world or getattr(args, "world_size", None) or 0
+    return load_run_config(file, world, args.vocab_size or 0, environment_of(args))
+
+
+def environment_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the variables of --env. Raises InputError for what is none, or is given twice."""
+    found: dict[str, str] = {}
+    for text in args.env or ():
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or name in found:
+            raise InputError(f"--env {printable(text)}: give each variable once, as in --env TP=4 --env MBS=2")
+        found[name] = value
+    return found
 
 
 def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:

@@ -109,7 +109,7 @@ def _arguments(point: Point, options: Options) -> argparse.Namespace:
     return argparse.Namespace(
         config=Path(point.model) if is_file else None, model_size=None if is_file else point.model,
         **machine_options(point.machine), pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len,
-        world_size=point.world_size,
+        world_size=point.world_size, env=None, vocab_size=None,
         set=options.set, memory_limit_gib=options.memory_limit_gib, approximate=options.approximate,
     )  # fmt: skip
 

@@ -49,20 +49,36 @@ class RunConfig:
     gpus_per_node: int = 0
 
 
-def load_run_config(path: str | Path, world: int = 0) -> RunConfig:
+def load_run_config(
+    path: str | Path, world: int = 0, vocab_size: int = 0, variables: Mapping[str, str] | None = None
+) -> RunConfig:
     """Read the configuration of a framework, by its ending and content (docs/formats.md), or a model.
 
     world: the GPUs on which a file is run that does not state their number; 0: a usual number is taken then, and said.
+    vocab_size: tokens of the tokenizer that a file only names; 0: the file states them. variables: of the environment in which
+    a script runs (or of Primus's experiment), name -> value.
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
-    path = Path(path)
+    config = _read(Path(path), world, vocab_size, variables or {})
+    if vocab_size and config.model.vocab_size != vocab_size:
+        raise InputError(f"--vocab_size {vocab_size}: {path} has a vocabulary of {config.model.vocab_size:,}; leave it out")
+    return config
+
+
+def _read(path: Path, world: int, vocab_size: int, variables: Mapping[str, str]) -> RunConfig:
+    """Read a file as load_run_config does.
+
+    Raises InputError with one sentence for a file that cannot be read or understood.
+    """
     if path.suffix not in _READERS:
         if os.path.isdir(path):  # pathlib's raises for a name that is too long
             raise InputError(f"{path} is a folder; a configuration is one file, as {path}/config.json")
         endings = ", ".join(_READERS)
         raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
-    source = Source(path, text, _neighbours(path), world)
+    source = Source(path, text, _neighbours(path), world, vocab_size, variables)
+    if name := source.unread_variable():
+        raise InputError(f"--env {name}: {path} reads no variable of that name")
     if path.suffix != ".json":
         if not text.strip():
             raise InputError(f"{path} is empty")

@@ -246,8 +246,10 @@ def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
         elif name not in OWN:
             theirs[name] = value
     whole_argument(theirs, "global-batch-size", path)
-    if flags.get("tokenizer-type", "GPT2BPETokenizer") != "GPT2BPETokenizer" and "vocab-size" not in flags:
-        raise InputError(f"{path}: state --vocab-size, because the tokenizer's model is not read")
+    if source.vocab_size:
+        theirs.setdefault("vocab-size", source.vocab_size)
+    if flags.get("tokenizer-type", "GPT2BPETokenizer") != "GPT2BPETokenizer" and "vocab-size" not in theirs:
+        raise InputError(f"{path}: state --vocab-size there or --vocab_size here, because the tokenizer's model is not read")
     read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path, rules=())
     layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
     return FileRun(read.model, layout, (), read.ignored, read.notes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,29 @@ MODEL_FOLDER = "_model"
 @dataclass(frozen=True)
 class Source:
     """A file with its text. beside: the text of another file, by its path from the same folder, or None where there is none.
-    world: GPUs on which it is run, where it does not say so itself; 0: not stated either."""
+    world: GPUs on which it is run, where it does not say so itself; 0: not stated either. vocab_size: tokens of its tokenizer,
+    where it only names that; 0: not stated. variables: of the environment in which a script runs, name -> value."""
 
     path: Path
     text: str
     beside: Callable[[str], str | None]
     world: int = 0
+    vocab_size: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def unread_variable(self) -> str:
+        """Return a variable that neither the file nor the script beside it reads, or ""."""
+        script = script_beside(self)
+        texts = [self.text, script.text if script else ""]
+        there = (name for name in self.variables if not any(re.search(rf"\$\{{?{name}\b", text) for text in texts))
+        return next(there, "")
 
 
 def script_beside(source: Source) -> Source | None:
     """Return the launch script of the same name (NAME.sh beside NAME.json or NAME.yaml), or None where there is none."""
     path = source.path.with_suffix(".sh")
     text = source.beside(path.name)
-    return None if text is None else Source(path, text, source.beside, source.world)
+    return None if text is None else replace(source, path=path, text=text)
 
 
 @dataclass(frozen=True)

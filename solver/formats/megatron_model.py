@@ -77,7 +77,7 @@ def _vocabulary(flags: Mapping[str, Any]) -> dict[str, int]:
     if "vocab-size" in flags:
         tokens = whole(flags, "vocab-size") + (tokenizer == "NullTokenizer")  # which adds the end of a document
     elif not rows and tokenizer not in TOKENIZERS:
-        raise InputError(f"Megatron's --tokenizer-type {tokenizer}: state its --vocab-size")
+        raise InputError(f"Megatron's --tokenizer-type {tokenizer}: state its tokens, --vocab-size there or --vocab_size here")
     else:
         tokens = rows or TOKENIZERS[tokenizer]
     multiple = whole(flags, "make-vocab-size-divisible-by", 128) * whole(flags, "tensor-model-parallel-size", 1)

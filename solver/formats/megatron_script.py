@@ -48,6 +48,8 @@ def read_script(source: Source) -> FileRun:
     if hybrid != ("--hybrid-override-pattern" in flags):
         need = f"{HYBRID_PROGRAM} and --hybrid-override-pattern belong together"
         raise InputError(f"{path}: {need}; {program} runs {'without it' if hybrid else 'with it'}")
+    if source.vocab_size:
+        flags.setdefault("--vocab-size", source.vocab_size)
     launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source, at)
     assumed: tuple[str, ...] = ()
     told: list[str] = []

@@ -85,7 +85,10 @@ def _vocabulary(model: SectionReader, source: Source) -> dict[str, int]:
         return {"vocab-size": model.whole("override_vocab_size"), "make-vocab-size-divisible-by": 1}
     if model.section("tokenizer").get("type") == _GPT2[0]:
         return {"vocab-size": _GPT2[1]}
-    beside = model_beside(source, "its tokenizer is not read, so the vocabulary is open (model.override_vocab_size)")
+    if source.vocab_size:
+        return {"vocab-size": source.vocab_size}
+    open_ = "its tokenizer is not read, so the vocabulary is open (model.override_vocab_size there, --vocab_size here)"
+    beside = model_beside(source, open_)
     if beside.hidden_size != model.whole("hidden_size"):
         raise model.wrong("hidden_size", f"{beside.hidden_size}, as the config.json beside it has it")
     return {"vocab-size": beside.vocab_size}

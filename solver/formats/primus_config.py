@@ -59,6 +59,8 @@ def read_primus(sections: Section, source: Source) -> FileRun:
         flags.pop("num-virtual-stages-per-pipeline-rank", None)
         if "recompute-num-layers" in flags and flags.get("recompute-method") == "block":
             flags["recompute-num-layers"] *= schedule["vpp"]
+    if source.vocab_size:
+        flags.setdefault("vocab-size", source.vocab_size)
     world, assumed = _world(flags, source)
     read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, assumed)
     layout = {**read.layout, "framework": FRAMEWORK, **schedule}
@@ -90,10 +92,12 @@ def _filled(value: Any, source: Source, notes: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     for name, default in _VARIABLE.findall(value):
+        if name in source.variables:
+            continue
         if not default:
-            raise InputError(f"{source.path}: ${{{name}}} has no default; write its value")
+            raise InputError(f"{source.path}: ${{{name}}} has no default; write its value, or give --env {name}=...")
         notes.append(f"${{{name}}} is taken as {default}, its default")
-    filled = _VARIABLE.sub(lambda found: found[2], value)
+    filled = _VARIABLE.sub(lambda found: source.variables.get(found[1], found[2]), value)
     if filled == value:
         return value
     words = {"null": None, "true": True, "false": False}

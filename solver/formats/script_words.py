@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
         used |= set() if name in ignored else word.defaults
     written = {name: f"${name}" if name.isdecimal() else name for name in used - _PLACES}
     taken = "; ".join(f"{written[name]} is {shell.defaults[name]}" for name in sorted(written))
-    others = "environment or its arguments say" if any(name.isdecimal() for name in written) else "environment says"
+    others = (
+        "environment (--env) or its arguments say" if any(name.isdecimal() for name in written) else "environment (--env) says"
+    )
     told = [f"the script's own, unless the {others} otherwise: {taken}"] if taken else []
     if shell.sourced:
         files = printable(", ".join(dict.fromkeys(shell.sourced)), 160)
@@ -60,7 +63,7 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
 
 def _shell(source: Source) -> Shell:
     try:
-        return read_shell(source.text, slurm_variables(source.text))
+        return read_shell(source.text, {**slurm_variables(source.text), **source.variables})
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 
@@ -130,7 +133,11 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
         raise InputError(f"{source.path}: it must name {wanted}, beside the script")
     path = source.path.parent / name
     own = path.with_suffix(".sh").name
-    return Source(path, text, lambda relative: source.text if relative == own else source.beside(relative), source.world)
+
+    def beside(relative: str) -> str | None:
+        return source.text if relative == own else source.beside(relative)
+
+    return replace(source, path=path, text=text, beside=beside)
 
 
 def settings_after(source: Source, argument: str, wanted: str) -> Source:

@@ -215,7 +215,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
 
 def _training(file: SectionReader, release: Release) -> dict[str, Any]:
     training, model, compiles = file.section("training"), file.section("model"), file.section("compile")
-    compiled = _COMPILED if training.flag("compile", False) else ()
+    compiled: tuple[str, ...] = _COMPILED if training.flag("compile", False) else ()
     if compiles.flag("enable", False):
         compiled = tuple(compiles.texts("components") if "components" in compiles else _COMPILED)
         if wrong := set(compiled) - set(_COMPILED):

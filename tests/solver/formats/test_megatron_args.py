@@ -503,7 +503,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ),
         ({"fp4_format": "e2m1", "fp4_recipe": "custom"}, "--fp4-recipe 'custom': another recipe of fp4 than nvfp4"),
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
-        ({"tokenizer_type": "Tiktoken"}, "state its --vocab-size"),
+        ({"tokenizer_type": "Tiktoken"}, "state its tokens, --vocab-size there or --vocab_size here"),
         ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, "it must be a number or like"),
         ({"pipeline_model_parallel_layout": "Et*6|t*6", "pipeline_model_parallel_size": 2}, "end with L in another"),
         ({"pipeline_model_parallel_layout": "Et|tm|t|tL", "pipeline_model_parallel_size": 2}, "'tm' is not described"),

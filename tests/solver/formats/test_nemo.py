@@ -146,7 +146,11 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
         ("num_layers: 32\n", "num_layer: 32\n", "model has no key 'num_layer' (did you mean 'num_layers'?)"),
         ("devices: 8", "devices: some", "line 9: trainer.devices is 'some'; it must be a whole number"),
         ("precision: bf16", "precision: 8", "trainer.precision is 8; it must be one of bf16, bf16-mixed"),
-        ("  override_vocab_size: 32000\n", "", "the vocabulary is open (model.override_vocab_size); put its Hugging Face"),
+        (
+            "  override_vocab_size: 32000\n",
+            "",
+            "the vocabulary is open (model.override_vocab_size there, --vocab_size here); put its",
+        ),
         ("megatron_amp_O2: true", "megatron_amp_O2: false", "because autocast is not modelled"),
         ("fp8: False", "fp8: True", "model.fp8_hybrid is False; it must be true beside fp8"),
         ("lr: 1e-4", "grad_sync_dtype: fp64", "model.optim.grad_sync_dtype is 'fp64'; it must be one of bf16, fp32"),

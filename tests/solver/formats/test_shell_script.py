@@ -53,7 +53,7 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
     taken = "DTYPE is bf16; NUM_NODES is 2"  # not MASTER_ADDR, which decides nothing
     assert config.notes == (
         "vocabulary of 50,257 (GPT-2's): neither --vocab-size nor --tokenizer-type is stated",
-        f"the script's own, unless the environment says otherwise: {taken}",
+        f"the script's own, unless the environment (--env) says otherwise: {taken}",
     )
 
 
@@ -172,9 +172,9 @@ RUN += "--tokenizer-type NullTokenizer"
         (f"TP=2\nsource ./cluster.env\n. more.env\n{RUN} --tensor-model-parallel-size $TP", 2,
          ("not read, though the script runs it and it may set variables: ./cluster.env, more.env",)),
         (f"TP=2\nif [ -n \"$WIDE\" ]; then TP=4; fi\n{RUN} --tensor-model-parallel-size $TP", 2,
-         ("the script's own, unless the environment says otherwise: WIDE is not set",)),
+         ("the script's own, unless the environment (--env) says otherwise: WIDE is not set",)),
         (f"TP=${{1:-4}}\n{RUN} --tensor-model-parallel-size $TP", 4,
-         ("the script's own, unless the environment or its arguments say otherwise: $1 is 4",)),
+         ("the script's own, unless the environment (--env) or its arguments say otherwise: $1 is 4",)),
     ],
 )  # fmt: skip
 def test_what_reaches_the_launch_and_what_may_change_it(script: str, tp: int, notes: tuple[str, ...], tmp_path: Path) -> None:
@@ -243,3 +243,27 @@ def test_a_script_is_taken_for_other_gpus_that_the_user_states(tmp_path: Path) -
     assert "it launches 32 GPUs; its arguments are taken for 64" in asked.notes and not any(
         "launches" in n for n in launched.notes
     )
+
+
+def test_variables_of_the_environment_in_which_a_script_runs(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--bf16x ", ""))
+    config = load_run_config(path, variables={"NUM_NODES": "4", "DTYPE": "fp8"})
+    assert (config.layout["world_size"], config.layout["precision"]) == (32, "fp8")
+    assert not [note for note in config.notes if "unless the environment" in note]
+    with pytest.raises(InputError, match="--env NUM_NODE: .*train.sh reads no variable of that name"):
+        load_run_config(path, variables={"NUM_NODE": "4"})
+
+
+def test_the_vocabulary_of_a_tokenizer_that_a_script_only_names(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        SCRIPT.replace("--bf16x ", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3-8B ")
+    )
+    with pytest.raises(InputError, match="state its tokens, --vocab-size there or --vocab_size here"):
+        load_run_config(path)
+    model = load_run_config(path, vocab_size=128256).model
+    assert (model.vocab_size, model.padded_vocab_size) == (128256, 128256)
+    path.write_text(path.read_text().replace("--tokenizer-type", "--vocab-size 32000 --tokenizer-type"))
+    with pytest.raises(InputError, match="--vocab_size 128256: .*train.sh has a vocabulary of 32,000; leave it out"):
+        load_run_config(path, vocab_size=128256)
