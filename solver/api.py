@@ -27,7 +27,8 @@ from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.idle import idle_settings
-from solver.spec.soft_caps import attention_of, without_soft_caps
+from solver.spec.model_attention import attention_of
+from solver.spec.soft_caps import without_soft_caps
 from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of

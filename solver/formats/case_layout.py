@@ -11,8 +11,8 @@ from solver.spec.choices import WAVES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import first_with_experts, framework_of, unknown_release
 from solver.spec.model import ModelSpec
+from solver.spec.model_attention import attention_of
 from solver.spec.pipeline_layout import layout_text
-from solver.spec.soft_caps import attention_of
 from solver.spec.strategy import Strategy
 
 _KNOWN = frozenset(field.name for field in fields(Strategy))

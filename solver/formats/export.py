@@ -89,7 +89,7 @@ KINDS = (
 
 #: What belongs to the data or to the environment of a run.
 _NO_SETTINGS: Mapping[str, Any] = {
-    "moe_imbalance": 1.0, "document_lengths": "", "launch_blocking": False, "collective_checks": None,
+    "moe_imbalance": 1.0, "moe_routing": "random", "document_lengths": "", "launch_blocking": False, "collective_checks": None,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from profiler.profile.devices import DATASHEETS
 from solver.spec.choices import CHOICES, SWITCHES
+from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import chunk_layers
 
@@ -45,6 +46,7 @@ _OTHER_KEYS = {
     "per_device_train_batch_size": "micro_batch_size", "gbs": "global_batch_size",
     "gradient_accumulation_steps": "num_micro_batches",
 }  # fmt: skip
+_FORCED = "forcedbalance"  #: a router that spreads tokens evenly whatever they say, as benchmarks have it
 _SWITCHES = {"true": True, "false": False}
 _COUNTS = ("world_size", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "wp", "micro_batch_size", "num_micro_batches",
            "global_batch_size", "zero", "zero_shard_size")  # fmt: skip
@@ -63,6 +65,7 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
     framework = framework_of(str(ours.get("framework", "")))
     if ours.get("recompute") == "selective" and framework.recomputation.selective_is_full:
         ours["recompute"] = "full"
+    ours = _routed(ours, framework, assumptions)
     stage = re.search(r"zero\W?([0-3])\b", str(ours.get("framework", "")).lower())
     if stage and "zero" not in ours:
         ours["zero"] = int(stage[1])
@@ -75,6 +78,16 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
         assumptions.append(f"framework: {release[0]}, {release[1]}")
         ours["framework"] = f"{release[0]}, {ours['framework']}"  # the rest of the name still applies
     return ours
+
+
+def _routed(run: dict[str, Any], framework: Framework, assumptions: list[str]) -> dict[str, Any]:
+    """Return a run whose router is forced as its framework forces it, with what else is said of it named."""
+    stated = run.get("moe_routing")
+    if stated is None or stated in CHOICES["moe_routing"]:
+        return run
+    how = framework.can_run.routings[-1] if spelling(str(stated)) == _FORCED else None
+    assumptions.append(f"moe_routing: {how} ({stated})" if how else f"not read: moe_routing={stated}")
+    return {key: value for key, value in run.items() if key != "moe_routing"} | ({"moe_routing": how} if how else {})
 
 
 def _cut_in_half(run: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from solver.formats.torchtitan_stages import listed_stages, stages_at_points
 from solver.spec.expert_rules import dispatchers_of
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
+from solver.spec.model_attention import attention_of
 
 ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go round in a ring of all-to-alls
 _COMPILED = ("model", "loss")  #: what compile.components may name, all unless it says less
@@ -68,7 +69,8 @@ def _notes(file: SectionReader, release: Release, model: ModelSpec, precision: s
     elif degree != 1 and ranks.get("expert_parallel_comm_backend") == "deepep" and not _reads_backend(model):
         yield "expert_parallel_comm_backend deepep changes nothing: torchtitan's code of this model exchanges by all-to-all"
     if file.section("model").text("name", "llama3") in FLEX_ATTENTION:
-        yield "attention is estimated as scaled_dot_product_attention's kernels; this model has FlexAttention's"
+        priced = "FlashAttention 2's" if model.attention_sinks else "scaled_dot_product_attention's"
+        yield f"attention is estimated as {priced} kernels; this model has FlexAttention's"
     quantised = precision in ("fp8", "mxfp8")
     if quantised and "output" not in _filters(file, release, precision) and release.year >= 2025:
         yield "the head is estimated in 16 bits; torchtitan has it in 8, as output is not among filter_fqns"
@@ -138,7 +140,7 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
     ranks, pipeline, sizes = file.section(release.ranks), file.section(release.pipeline), _sizes(file, release, world)
     rotates = pipeline.choice("context_parallel_rotate_method", ROTATES, "allgather")
     found: dict[str, Any] = {
-        **framework_of(release.framework).flags,
+        **framework_of(release.framework).flags, **attention_of(framework_of(release.framework), model),
         "framework": release.framework, "seq_len": file.section("training").whole("seq_len", 2048),
         "tp": sizes.tp, "tp_mode": "msp" if sizes.tp > 1 else "mtp", "cp": sizes.cp, "cp_comm": ROTATES[rotates],
         "tp_comm_overlap": pipeline.flag("enable_async_tensor_parallel", False),

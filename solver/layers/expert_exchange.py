@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.expert_rows import arriving_rows, expert_rows, sent_rows
+from solver.layers.expert_rows import arriving_rows, blocks_of_token, expert_rows, reached_ranks, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
 from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
@@ -160,9 +160,7 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         before = _routing_map(shapes)
     place = groups.experts  # DeepEP's group is that of experts and their parts together
     tokens = shapes.norm_tokens * np.where(keys.ep > 1, run.moe_imbalance, 1.0)  # what the rank that gets most receives
-    dims = {"tokens": tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
-            "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter,
-            "node_limit": _node_limit(shapes)}  # fmt: skip
+    dims = {"tokens": tokens, "row_bytes": _row(shapes), "intra": place.intra, "inter": place.inter, **_choices(shapes)}
     return [*before, op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
 
 
@@ -185,12 +183,18 @@ def _routing_map(shapes: Shapes) -> list[Op]:
     return [gathered, *(replace(op, stream="ep", count=count) for op in scan)]
 
 
-def _node_limit(shapes: Shapes) -> Array:
-    """The most nodes that a token goes to, where its router may use only some groups of experts; 0: any number."""
-    model, nodes = shapes.model, shapes.groups.experts.inter
-    if not model.router_topk_groups:
-        return 0
-    return model.router_topk_groups * np.maximum(nodes // model.router_groups, 1)
+def _choices(shapes: Shapes) -> dict[str, Array]:
+    """How many experts a token goes to, of how many, and the most nodes that these may be on; 0: any number.
+
+    A router may use only some groups of experts. Experts that follow each other are on as few ranks as hold so many, which are
+    then what is chosen, of neighbouring nodes.
+    """
+    model, keys, nodes = shapes.model, shapes.keys, shapes.groups.experts.inter
+    if shapes.run.moe_routing == "consecutive":
+        ranks = reached_ranks(shapes) * keys.etp
+        return {"top_k": ranks, "experts": keys.ep * keys.etp, "node_limit": blocks_of_token(shapes, nodes)}
+    limit = model.router_topk_groups * np.maximum(nodes // model.router_groups, 1) if model.router_topk_groups else 0
+    return {"top_k": model.num_experts_per_tok * keys.etp, "experts": model.num_experts * keys.etp, "node_limit": limit}
 
 
 def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:

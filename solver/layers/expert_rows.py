@@ -32,14 +32,27 @@ def expert_rows(shapes: Shapes) -> np.ndarray:
     return rows
 
 
+def reached_ranks(shapes: Shapes) -> Array:
+    """Return the expert-parallel ranks that hold experts of a token, on average; [keys]."""
+    keys, experts, top_k = shapes.keys, shapes.model.num_experts, shapes.model.num_experts_per_tok
+    if shapes.run.moe_routing == "consecutive":
+        return blocks_of_token(shapes, keys.ep)
+    return expected_groups(keys.ep, experts, top_k)
+
+
+def blocks_of_token(shapes: Shapes, groups: Array) -> Array:
+    """Return how many of ``groups`` equal parts of the experts hold those of a token whose experts follow each other."""
+    return np.maximum(np.ceil(shapes.model.num_experts_per_tok * groups / shapes.model.num_experts), 1.0)
+
+
 def arriving_rows(shapes: Shapes) -> Array:
     """Return the rows from which a rank's rows are made: its own tokens before all-to-alls; else those that arrive, of which an
     all-gather brings all and DeepEP's and hybrid-EP's kernels one for each rank that a token goes to."""
-    keys, model, tokens = shapes.keys, shapes.model, shapes.norm_tokens
+    keys, tokens = shapes.keys, shapes.norm_tokens
     if shapes.run.moe_dispatcher == "alltoall":
         return tokens
     ranks = keys.ep * keys.etp
     if shapes.run.moe_dispatcher == "allgather":
         return tokens * ranks
-    reached = expected_groups(keys.ep, model.num_experts, model.num_experts_per_tok) * keys.etp
+    reached = reached_ranks(shapes) * keys.etp
     return tokens * reached * np.where(keys.ep > 1, shapes.run.moe_imbalance, 1.0)

@@ -46,7 +46,8 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
     reducing = "" if zero == 3 else "gradients.all_reduce" if whole else "gradients.reduce_scatter"
     gathering = "parameters.all_gather" if zero in (1, 2) else ""
     updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", *times}
-    every = {reducing, gathering if problem.framework.data_parallel.shards_units else reducing}
+    sync = problem.framework.data_parallel
+    every = ({gathering} if sync.shards_units else set()) | (set() if problem.defers_sync else {reducing})
     every = every if zero == 2 and pp == 1 else set()
     found = dict[str, list[Piece]]()
     for name, piece in _pieces(solutions, index):

@@ -61,6 +61,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optimizer_states": ("fp32", "remainder", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
+    "moe_routing": ("random", "consecutive"),
 }
 #: Keys that are true or false.
 SWITCHES = (

@@ -38,6 +38,7 @@ class Kernels:
     #: FusedLayerNorm) or norm_grad_torch (torch's own, or compiled).
     norm_gradient: str = "norm_grad"
     flash_attention: int = 0  #: generation of FlashAttention; 0: the best one for the device
+    flex_sinks: bool = False  #: attention with sinks is torch's FlexAttention
     flash_unstated: int = 0  #: an older generation that runs which state none may have had; 0: none
     #: Whatever the micro batch, queries, keys and values of one GEMM are copied into tensors of their own, keys and values are
     #: joined and copied again; in the backward pass keys' and values' gradients are joined, all three joined and copied.
@@ -146,6 +147,8 @@ class DataParallel:
     #: Behind a pipeline ZeRO-2 adds the whole gradients of every micro batch to fp32 ones, the first of which it casts to them
     #: (FSDP2's accumulate_unsharded_grad_if_needed), and reduces these after the last.
     accumulates_whole: bool = False
+    #: Without a pipeline too gradients stay whole until a step's last micro batch, unless a run says no (defer_grad_sync).
+    defers_sync: bool = False
     #: That kernel is preceded by another, which casts the gradient to the buffer's type.
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits

@@ -170,6 +170,10 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
             f"expandable_segments changes nothing under {name}",
         ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+        (
+            framework.data_parallel.defers_sync or s.defer_grad_sync is None,
+            f"{name} does not offer defer_grad_sync; leave it out",
+        ),
     )
 
 
@@ -179,6 +183,7 @@ def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple
     of_model = f" for {model.name}" * (s.moe_dispatcher in can.dispatchers)
     return (
         (s.moe_dispatcher in dispatchers_of(can, model), f"{name} does not offer moe_dispatcher {s.moe_dispatcher}{of_model}"),
+        (s.moe_routing in can.routings, f"{name} does not offer moe_routing {s.moe_routing}"),
         (can.experts_in_fp16 or s.precision != "fp16", f"{name} does not train experts in fp16"),
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
     )

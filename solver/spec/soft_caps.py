@@ -6,9 +6,7 @@ Hugging Face's also inside FlashAttention's kernels (flash-attention 2.6).
 
 from __future__ import annotations
 
-from typing import Any
-
-from solver.spec.can_run import FUSED_CAPS, UNFUSED_CAPS
+from solver.spec.can_run import FUSED_CAPS
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -19,11 +17,6 @@ def without_soft_caps(model: ModelSpec) -> ModelSpec:
     caps = {"soft-capped attention scores": model.capped_scores, "soft-capped logits": model.capped_logits}
     left_out = tuple(what for what, there in caps.items() if there)
     return model.replace(capped_scores=False, capped_logits=False, unmodelled=(*model.unmodelled, *left_out))
-
-
-def attention_of(framework: Framework, model: ModelSpec) -> dict[str, Any]:
-    """Return the attention that a run has which states none, where soft caps decide it; otherwise {}."""
-    return {"attention": "unfused"} if model.capped_scores and framework.can_run.soft_caps == UNFUSED_CAPS else {}
 
 
 def soft_cap_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[bool, str]:

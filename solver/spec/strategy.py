@@ -75,6 +75,8 @@ class Strategy:
     fused_softmax: bool | None = None  #: unfused attention: scale, mask and softmax are one kernel; None: as the framework does
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
+    #: FSDP adds whole gradients until a step's last micro batch and reduces them once; None: as the framework does by default.
+    defer_grad_sync: bool | None = None
     overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this block computes
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
@@ -85,6 +87,9 @@ class Strategy:
     moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
     moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
+    #: Which experts a token goes to. random: any of them, as real and randomly forced routers have it. consecutive: token i of
+    #: top k to the experts from i * k on, which no router chooses (the gate of NeMo Automodel's benchmarks, FakeBalancedGate).
+    moe_routing: str = "random"
     moe_grouped_gemm: bool = True  #: one kernel for the GEMMs of all experts of a rank; otherwise one after the other
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
     moe_router_fusion: bool = False  #: scores and choice of the experts are a kernel, and not a chain of them
@@ -146,7 +151,14 @@ class Strategy:
             modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", modules)
         stage_layers(self.recompute_stage_layers)
-        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks", "compile_loss"):
+        for key in (
+            "dropout",
+            "fused_softmax",
+            "gradient_accumulation_fusion",
+            "collective_checks",
+            "compile_loss",
+            "defer_grad_sync",
+        ):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
@@ -154,6 +166,8 @@ class Strategy:
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "
                 f"ranks, but world_size is {self.world_size}"
             )
+        if self.moe_routing == "consecutive" and self.moe_imbalance != 1:
+            raise InputError(f"moe_imbalance {self.moe_imbalance:g} contradicts moe_routing consecutive, which is even")
         if self.moe_capacity_factor and self.moe_imbalance != 1:
             raise InputError(
                 f"moe_imbalance {self.moe_imbalance:g} changes nothing beside moe_capacity_factor "

@@ -69,6 +69,12 @@ class Problem:
         return weight_recipe(recipe, copies, self.run.fp8_param_gather and self.run.precision in PRIMARY)
 
     @property
+    def defers_sync(self) -> bool:
+        """Whether gradients of sharded parameters stay whole until a step's last micro batch."""
+        stated = self.run.defer_grad_sync
+        return self.framework.data_parallel.defers_sync if stated is None else stated
+
+    @property
     def fused_accumulation(self) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
         return self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

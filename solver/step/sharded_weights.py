@@ -24,7 +24,7 @@ class ShardedWeights:
 
     gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. head: [S] those of a
     head that is gathered as a layer is, apart from the root. apart: as in DataParallel.zero3_by_tensor. again: share of the
-    weights that is then gathered again after recomputation.
+    weights that is then gathered again after recomputation. reducing: [S] share of the micro batches that reduce gradients.
     """
 
     gather: tuple[SideStreamWork, ...]
@@ -33,6 +33,7 @@ class ShardedWeights:
     head: tuple[SideStreamWork, SideStreamWork] | None
     apart: bool
     again: float
+    reducing: np.ndarray
 
 
 def tensors_of_layer(problem: Problem) -> int:
@@ -96,10 +97,11 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
 
     ways = ("all_gather", "reduce_scatter")
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
-    root = sum((work("root", way).exposed for way in ways), np.zeros(len(splits)))
+    reducing = 1.0 / splits.num_micro_batches if problem.defers_sync else np.ones(len(splits))
+    root = work("root", ways[0]).exposed + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
     again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
-    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again)
+    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again, reducing)
 
 
 def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
@@ -143,14 +145,15 @@ def exposed_by_sharding(
     if not len(chosen):
         return layer, recomputing, root
     row = layouts.row[chosen]
+    reducing = weights.reducing[row]
     for kind in range(len(forward)):
         gather, scatter = weights.gather[kind].take(row), weights.scatter[kind].take(row)
         if weights.apart:
-            layer[kind, chosen] = 2 * gather.exposed + scatter.exposed
+            layer[kind, chosen] = 2 * gather.exposed + scatter.exposed * reducing
             recomputing[kind, chosen] = weights.again * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
             continue
         passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
-        once, again = (_in_backward(gather, scatter, run, compute) for compute in passes)
+        once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
         first = gather.overlapped_with(forward[kind, chosen]) if run.overlap_param_gather else gather.exposed
         layer[kind, chosen] = first + once
         recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
@@ -160,16 +163,20 @@ def exposed_by_sharding(
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
         root[chosen] += gather.overlapped_with(forward[-1, chosen]) if run.overlap_param_gather else gather.exposed
-        root[chosen] += scatter.overlapped_with(backward[-1, chosen]) if run.overlap_grad_reduce else scatter.exposed
+        last = scatter.overlapped_with(backward[-1, chosen]) if run.overlap_grad_reduce else scatter.exposed
+        root[chosen] += last * reducing
     return layer, recomputing, root
 
 
-def _in_backward(gather: SideStreamWork, scatter: SideStreamWork, run: Strategy, compute: np.ndarray) -> np.ndarray:
-    """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``."""
+def _in_backward(
+    gather: SideStreamWork, scatter: SideStreamWork, run: Strategy, compute: np.ndarray, reducing: np.ndarray
+) -> np.ndarray:
+    """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``, on average over micro batches
+    of which a share is ``reducing``."""
+    alone = gather.overlapped_with(compute) if run.overlap_param_gather else gather.exposed
     if run.overlap_param_gather and run.overlap_grad_reduce:
-        return (gather + scatter).overlapped_with(compute)
-    seconds: np.ndarray = (
-        (gather.overlapped_with(compute) if run.overlap_param_gather else gather.exposed)
-        + (scatter.overlapped_with(compute) if run.overlap_grad_reduce else scatter.exposed)
-    )  # fmt: skip
+        both = (gather + scatter).overlapped_with(compute)
+    else:
+        both = alone + (scatter.overlapped_with(compute) if run.overlap_grad_reduce else scatter.exposed)
+    seconds: np.ndarray = alone + reducing * (both - alone)
     return seconds

@@ -30,12 +30,14 @@ def stage_state(
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
-    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
-    weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards those that it gathers.
+    ZeRO-2 also the gradients (with a pipeline only after the last micro batch, as where their reduction is deferred), ZeRO-3
+    everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards
+    those that it gathers.
     """
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
     out[1] += _gradient_buffers(problem, table, key, stages.has_head[stage])
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
+    late = (splits.num_micro_batches > 1) & problem.defers_sync
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
     shared = shares_vocabulary(problem, splits)
     groups = {name: elements_of(problem, table, key, stages, stage, name) for name in shares}
@@ -50,7 +52,8 @@ def stage_state(
         out[0] += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zeros:
-            held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, piped)
+            whole = piped & (zero == 2) | late & (zero > 1)
+            held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
     out[1] += bucket_bytes(problem, trained)
@@ -97,21 +100,21 @@ def _trained_bytes(
     elements: np.ndarray,
     owned: np.ndarray,
     several: np.ndarray,
-    piped: np.ndarray,
+    keeps: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of weights, gradients and states of a group's trained parameters in a ZeRO stage, [3, splits], and those
     that the optimizer's step adds, [splits].
 
-    elements, owned: parameters of a rank, and those that it updates. several, piped: whether ranks hold copies, and whether
-    there is a pipeline.
+    elements, owned: parameters of a rank, and those that it updates. several, keeps: whether ranks hold copies, and whether
+    gradients that are sharded are kept whole until the last micro batch.
     """
     sizes, memory = problem.element_bytes, problem.framework.memory
     weights = sizes.weight * (elements if zero < 3 else owned * memory.keeps_shards)
-    whole = np.where(piped, elements, owned) if zero == 2 else elements if zero < 2 else owned
+    whole = elements if zero < 2 else np.where(keeps, elements, owned)
     here = gradients_here(problem) if zero > 1 else 1.0
-    reduced = memory.sharded_gradient_bytes if zero == 3 else 0
+    reduced = np.where(keeps, 0, memory.sharded_gradient_bytes if zero == 3 else 0)
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
-    gradients = gradients + ((reduced or sizes.gradient) + kept_halves(problem)) * whole * here
+    gradients = gradients + (np.where(reduced, reduced, sizes.gradient) + kept_halves(problem)) * whole * here
     if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
         gradients = gradients + FP32 * owned * here
     beside = memory.partition_bytes if zero in (1, 2) else 0.0

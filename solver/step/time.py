@@ -85,14 +85,15 @@ def _accumulation(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.n
 def accumulations(problem: Problem, zero: Any, number: Any, pp: Any) -> np.ndarray:
     """Return how often the kernels that add gradients run in ``number`` micro batches; arguments broadcast.
 
-    To a buffer that is wider than what autograd returns all are added; else the first ones stay. FSDP2 behind a pipeline casts
-    the first ones, and adds the others, unless it reduces all at once (_fsdp_param.py, to_accumulated_grad_if_needed).
+    To a buffer that is wider than what autograd returns all are added; else the first ones stay. FSDP2 behind a pipeline, and
+    where it defers reducing them, casts the first ones and adds the others, unless it reduces all at once (_fsdp_param.py,
+    to_accumulated_grad_if_needed).
     """
-    sizes = problem.element_bytes
+    sizes, sync = problem.element_bytes, problem.framework.data_parallel
     again = (number - (sizes.gradient <= sizes.weight)) * (not problem.fused_accumulation)
     cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
-    whole = (zero == 2) & (pp > 1) & problem.framework.data_parallel.accumulates_whole
-    return np.where(whole, (number - 1 + cast) * (number > 1), np.where(zero < 2, again, 0.0))
+    late = sync.accumulates_whole & ((zero == 2) & (pp > 1) | (zero > 1) & problem.defers_sync)
+    return np.where(late, (number - 1 + cast) * (number > 1), np.where(zero < 2, again, 0.0))
 
 
 def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
@@ -137,7 +138,8 @@ def _synchronisation(
     embedding, has nothing left to overlap with, and no compute runs before the first parameters, the embedding's, have arrived.
     ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch, overlapped with its
     backward pass and what follows; FSDP's also gathers the weights again, unless a pipeline keeps them. Behind a pipeline it
-    reduces them once, after the last backward pass (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync).
+    reduces them once, after the last backward pass (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync); where
+    it is deferred, once beside the last backward pass.
     Gradients of interleaved chunks are sent when a chunk's last micro batch is done, while those of the chunks before it run,
     and of the first chunk after all (Megatron-Core's schedules.py, whose ranks launch them at the same time).
     """
@@ -147,9 +149,10 @@ def _synchronisation(
     whole = reduces_whole(framework, run, zero)
     split = terms.splits
     pp, vpp = split.pp[row], split.vpp[row]
-    times = np.where((zero == 2) & (pp == 1), split.num_micro_batches[row], 1)
+    often = np.where((zero == 2) & (pp == 1), split.num_micro_batches[row], 1)
+    times = np.ones_like(often) if problem.defers_sync else often
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
-    gathers = times if framework.data_parallel.shards_units else np.ones_like(times)
+    gathers = often if framework.data_parallel.shards_units else np.ones_like(often)
     gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
     of_units = framework.data_parallel.shards_units & ~whole

@@ -114,6 +114,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
     },
     kernels={
         "flash_attention": 0,  # scaled_dot_product_attention tries cuDNN's first
+        "flex_sinks": True,  # models/gpt_oss
         "repeats_kv": False,  # models/llama3/model/model.py: enable_gqa
         "experts_gate_apart": True,
         "probabilities_in_activation": False,  # score_before_experts is off
@@ -140,10 +141,14 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved", "gpipe"),
+        "routings": ("random", "consecutive"),  # backend.fake_balanced_gate
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
+             "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
+    # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
+    data_parallel={"defers_sync": True},
     memory={"weights_as_moments": True},  # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip

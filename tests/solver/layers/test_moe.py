@@ -10,6 +10,7 @@ from references import flops
 from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
 
 from predictor.cost_model import CostModel
+from predictor.network.exchange_law import Exchange
 from profiler.errors import InputError
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
@@ -435,3 +436,35 @@ def test_router_dispatch_shared_experts_and_their_gate_read_one_norm() -> None:
 
     shared = {"shared_expert_intermediate_size": 64}
     assert [added(), added(**shared), added(**shared, shared_expert_gate=True)] == [1, 2, 3]
+
+
+def test_consecutive_experts_are_on_as_few_ranks_as_hold_them() -> None:
+    # token i goes to experts 2i and 2i + 1 of 8: over 4 ranks to one of them, over 8 ranks to two neighbours
+    few, many = (program(ep=ep, moe_dispatcher="deepep", moe_routing="consecutive") for ep in (4, 8))
+    for layer, ranks in ((few, 1), (many, 2)):
+        assert op(layer, "permute.forward")["bytes"] == pytest.approx((ranks + TOP) * SEQ * HIDDEN * 2, rel=1e-9)
+        sent = op(layer, "dispatch.forward")
+        assert (sent["top_k"], sent["node_limit"], sent["tokens"]) == (ranks, 1, SEQ)
+        assert not [o for o in layer.ops if o.module == "router" and o.name != "norm2.gradients"], "no router chooses"
+    assert op(few, "experts.w13.forward") == op(program(ep=4, moe_dispatcher="deepep"), "experts.w13.forward")
+
+
+def test_what_consecutive_experts_send() -> None:
+    # of 256 experts over 64 ranks in 8 nodes a token goes to 8: two ranks of one node, which is its own in one case of eight
+    model = load_run_config(find_model("deepseek_v3")).model
+    keys, place = layer_keys("mtp", ep=64), cluster_of(DEVICE)
+    layer = layer_program(keys, model, run_of(64, SEQ, moe_dispatcher="deepep", moe_routing="consecutive"), place, KIND)
+    sent = op(layer, "dispatch.forward")
+    at = Exchange(*(np.array([sent[name]]) for name in ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
+                  bandwidth=np.array([5e10]), node_limit=np.array([sent["node_limit"]]))  # fmt: skip
+    assert (at.copies[0], at.other_nodes[0]) == pytest.approx((2, 7 / 8), rel=1e-9)
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"framework": "megatron-core", "moe_routing": "consecutive"}, "does not offer moe_routing consecutive"),
+    ({"framework": "nemo-automodel", "moe_routing": "consecutive", "moe_imbalance": 1.2},
+     "contradicts moe_routing consecutive"),
+])  # fmt: skip
+def test_routing_that_does_not_go_together(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        check_framework(MOE, run_of(8, SEQ, ep=4, **changes))

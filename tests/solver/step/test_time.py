@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, TINY, part, tiny
 
+from solver.step.memory import PARTS
 from solver.step.offload import late_gradients
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
@@ -63,6 +64,27 @@ def test_fsdp2_adds_whole_gradients_behind_a_pipeline() -> None:
     single = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
                   num_micro_batches=1)  # fmt: skip
     assert part(single, "gradient_accumulation")[0] == 0, "the only micro batch is reduced as it is"
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_deferred_gradients_are_added_whole_and_reduced_once(zero: int) -> None:
+    # NeMo Automodel, four micro batches: the first gradient is cast, each further one is added; none with one micro batch
+    layout = {"dp": 2, "zero": zero, "zero_shard_size": 2}
+    run = {**RUN, "grad_dtype": "fp32", "overlap_grad_reduce": False, "overlap_param_gather": False}
+    late, each = (
+        [tiny("nemo-automodel", 2, run={**run, **defers}, **layout, num_micro_batches=m) for m in (1, 4)]
+        for defers in ({}, {"defer_grad_sync": False})
+    )
+    elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
+    for found, count in ((late[0], 0), (late[1], 6 + 3 * 10), (each[1], 0)):
+        assert part(found, "gradient_accumulation")[0] == pytest.approx(elements * count * BYTE, rel=1e-9)
+    name = "gradient_sync" if zero == 2 else "fsdp_exposed"
+    (one, four), (_, often) = ([part(found, name)[0] for found in pair] for pair in (late, each))
+    scatter = elements * (4 * LINK + 4 * 2.7 * BYTE)
+    assert often - four == pytest.approx(3 * scatter, rel=1e-6)
+    assert four == pytest.approx(one if zero == 2 else 4 * one - 3 * scatter, rel=1e-6)
+    gradients = [found.memory.parts[PARTS.index("gradients"), 0] for found in (late[1], each[1])]
+    assert gradients == pytest.approx([4 * elements, 4 * elements / 2], rel=1e-9)
 
 
 def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
