@@ -137,7 +137,7 @@ def _sizes(file: SectionReader, release: Release, world: int) -> _Sizes:
 
 
 def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    ranks, pipeline, sizes = file.section(release.ranks), file.section(release.pipeline), _sizes(file, release, world)
+    pipeline, sizes = file.section(release.pipeline), _sizes(file, release, world)
     rotates = pipeline.choice("context_parallel_rotate_method", ROTATES, "allgather")
     found: dict[str, Any] = {
         **framework_of(release.framework).flags, **attention_of(framework_of(release.framework), model),
@@ -149,19 +149,22 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
         found |= {"dp": sizes.dp, "world_size": sizes.dp * sizes.tp * sizes.cp * sizes.pp}
     divided = listed_stages if release.year >= 2026 else stages_at_points
     stages, assumed = divided(pipeline, release, sizes.pp, model.num_hidden_layers)
-    found |= _experts(ranks, model) if release.year >= 2026 else {}
+    found |= _experts(file, model) if release.year >= 2026 else {}
     found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
     return found, assumed
 
 
-def _experts(ranks: SectionReader, model: ModelSpec) -> dict[str, Any]:
-    """Return how experts are divided; without experts both keys have no effect."""
+def _experts(file: SectionReader, model: ModelSpec) -> dict[str, Any]:
+    """Return how experts are divided and chosen; without experts the keys have no effect."""
+    ranks = file.section("parallelism")
+    forced = file.section("debug").flag("moe_force_load_balance", False)
     degree = ranks.whole("expert_parallel_degree", 1)
     backend = ranks.choice("expert_parallel_comm_backend", _BACKENDS, "standard")
     if not model.is_mixture_of_experts:
         return {}
-    return {"ep": degree, "moe_dispatcher": _BACKENDS[backend] if degree > 1 and _reads_backend(model) else "alltoall"}
+    dispatcher = _BACKENDS[backend] if degree > 1 and _reads_backend(model) else "alltoall"
+    return {"ep": degree, "moe_dispatcher": dispatcher, **({"moe_routing": "consecutive"} if forced else {})}
 
 
 def _reads_backend(model: ModelSpec) -> bool:

@@ -120,7 +120,7 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
     }  # fmt: skip
     found: list[tuple[str, dict[str, Any]]] = [("training", training)]
     if release.year >= 2026:
-        found += [("compile", _compile(run)), ("debug", {"deterministic": run.deterministic})]
+        found += [("compile", _compile(run)), ("debug", _debug(run))]
     else:
         training |= {"compile": run.compile, "deterministic": run.deterministic or None}
     if piped:
@@ -143,6 +143,11 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
         found += [("model", {"norm_type": "fused_rmsnorm" if run.fused_norm else "rmsnorm"})]
         found += [("float8", {"enable_float8_linear": True})] if quantised == "float8" else []
     return [*found, ("activation_checkpoint", _recompute(model, run))]
+
+
+def _debug(run: Strategy) -> dict[str, Any]:
+    forced = True if run.moe_routing == "consecutive" else None
+    return {"deterministic": run.deterministic, "moe_force_load_balance": forced}
 
 
 def _compile(run: Strategy) -> dict[str, Any]:

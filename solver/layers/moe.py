@@ -41,7 +41,7 @@ def moe_ops(shapes: Shapes) -> list[Op]:
     model = shapes.model
     shared = model.shared_expert_intermediate_size
     # router, dispatch, shared experts and their gate
-    readers = 2 - (shapes.run.moe_routing == "consecutive") + (shared > 0) + (shared > 0 and model.shared_expert_gate)
+    readers = 1 + _routes(shapes) + (shared > 0) + (shared > 0 and model.shared_expert_gate)
     kept = np.where(shapes.keeps_shard, shapes.local_tokens, shapes.linear_tokens)  # by the router
     return [
         *gradient_sums(shapes, "norm2", ROUTER, readers),
@@ -75,9 +75,9 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     the tokens per expert: 12; a balancing bias adds two, groups six (top-2 of each group, their sum, top-k, mask, fill).
     Backward about half. Counted from the code; each reads or writes an fp32 score per token and expert once or twice. Fused
     (Transformer Engine's fused_router): scores and choice, the tokens per expert and their loss one each, backward one.
-    Consecutive experts need no scores.
+    Consecutive experts need no scores, though they may be computed.
     """
-    if shapes.run.moe_routing == "consecutive":
+    if not _routes(shapes):
         return []
     model, tokens = shapes.model, shapes.norm_tokens
     scores = 2.0 * FP32 * tokens * model.num_experts
@@ -86,6 +86,11 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     counts = {FORWARD: 3, INPUT_GRAD: 1} if shapes.run.moe_router_fusion else {FORWARD: forward, INPUT_GRAD: -(-forward // 2)}
     gate = linear(shapes, "router", ROUTER, model.num_experts, model.hidden_size, tokens=tokens, quantised=False)
     return [*gate, *(replace(op, count=float(counts[op.phase]), launches=float(counts[op.phase])) for op in choice)]
+
+
+def _routes(shapes: Shapes) -> bool:
+    """Whether a router computes scores."""
+    return shapes.run.moe_routing == "random" or shapes.framework.kernels.routes_consecutive
 
 
 def _expert_ops(shapes: Shapes) -> list[Op]:
@@ -244,7 +249,7 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     rows, width = expert_rows(shapes), _width(shapes)
     scores = shapes.norm_tokens * model.num_experts * (FP32 + 1)  # scores in fp32 and the map of chosen experts, a byte each
     saved = [
-        *([Saved("router_scores", scores)] if shapes.run.moe_routing == "random" else []),
+        *([Saved("router_scores", scores)] if _routes(shapes) else []),
         Saved("expert_input", rows * model.hidden_size * shapes.input_element),
         Saved("expert_act_input", rows * width * e * shapes.model.up_matrices),
         Saved("expert_act_output", rows * width * shapes.input_element),

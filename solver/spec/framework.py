@@ -54,6 +54,7 @@ class Kernels:
     experts_apart: bool = False
     #: Gate and up projections of the experts are grouped GEMMs of their own, the gradients of whose input are added.
     experts_gate_apart: bool = False
+    routes_consecutive: bool = True  #: with moe_routing consecutive the router runs all the same
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
     #: The bias of the q, k and v projection is added by a kernel of its own (Megatron's own linears); otherwise in the GEMM.

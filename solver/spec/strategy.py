@@ -88,7 +88,7 @@ class Strategy:
     moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
     #: Which experts a token goes to. random: any of them, as real and randomly forced routers have it. consecutive: token i of
-    #: top k to the experts from i * k on, which no router chooses (the gate of NeMo Automodel's benchmarks, FakeBalancedGate).
+    #: top k to the experts from i * k on (NeMo Automodel's FakeBalancedGate, torchtitan's moe_force_load_balance).
     moe_routing: str = "random"
     moe_grouped_gemm: bool = True  #: one kernel for the GEMMs of all experts of a rank; otherwise one after the other
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way

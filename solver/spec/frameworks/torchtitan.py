@@ -106,6 +106,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
         "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
         "divides_sinks": False,  # models/gpt_oss: the same, and FlexAttention, with which no model splits its sequences
+        "routings": ("random", "consecutive"),  # debug.moe_force_load_balance
         "plain_deepep": True,  # only models/deepseek_v3 and llama4 read expert_parallel_comm_backend
         "pipeline_layout": True,  # module_fqns_per_model_part
         "compiles_loss_apart": True,  # compile.components
@@ -145,6 +146,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
+             "routes_consecutive": False,  # FakeBalancedGate
              "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py

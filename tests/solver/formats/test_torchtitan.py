@@ -203,6 +203,14 @@ def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_p
     assert [note for note in told if "flavors with FlexAttention exclude context parallelism" in note]
 
 
+def test_experts_that_are_forced_follow_each_other(tmp_path: Path) -> None:
+    text = NEWER.replace("[compile]", "[debug]\nmoe_force_load_balance = true\n[compile]")
+    config = load(tmp_path, text)
+    assert config.layout["moe_routing"] == "consecutive"
+    came, refused = round_trips(config.model, [stated_strategy(config.layout, 128)], ".toml", tmp_path)
+    assert came == 1, refused
+
+
 def test_qwen3_exchanges_by_all_to_all_whatever_the_backend(tmp_path: Path) -> None:
     config = load(tmp_path, NEWER)
     assert config.layout["moe_dispatcher"] == "alltoall"

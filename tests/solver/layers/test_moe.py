@@ -440,13 +440,16 @@ def test_router_dispatch_shared_experts_and_their_gate_read_one_norm() -> None:
 
 def test_consecutive_experts_are_on_as_few_ranks_as_hold_them() -> None:
     # token i goes to experts 2i and 2i + 1 of 8: over 4 ranks to one of them, over 8 ranks to two neighbours
-    few, many = (program(ep=ep, moe_dispatcher="deepep", moe_routing="consecutive") for ep in (4, 8))
+    given: dict[str, Any] = {"framework": "nemo-automodel", "moe_dispatcher": "deepep"}
+    few, many = (program(ep=ep, moe_routing="consecutive", **given) for ep in (4, 8))
     for layer, ranks in ((few, 1), (many, 2)):
         assert op(layer, "permute.forward")["bytes"] == pytest.approx((ranks + TOP) * SEQ * HIDDEN * 2, rel=1e-9)
         sent = op(layer, "dispatch.forward")
         assert (sent["top_k"], sent["node_limit"], sent["tokens"]) == (ranks, 1, SEQ)
         assert not [o for o in layer.ops if o.module == "router" and o.name != "norm2.gradients"], "no router chooses"
-    assert op(few, "experts.w13.forward") == op(program(ep=4, moe_dispatcher="deepep"), "experts.w13.forward")
+    assert op(few, "experts.w13.forward") == op(program(ep=4, **given), "experts.w13.forward")
+    forced = program(ep=4, framework="torchtitan-2026-02", moe_dispatcher="deepep", moe_routing="consecutive")
+    assert op(forced, "router.forward")["n"] == EXPERTS, "torchtitan computes scores that it does not use"
 
 
 def test_what_consecutive_experts_send() -> None:
