@@ -227,14 +227,35 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     ]
 
 
+def _ring(shapes: Shapes) -> np.ndarray:
+    """Return the ranks of Transformer Engine's ring of keys and values; 1 where they go another way."""
+    rings = (
+        "ring" in shapes.run.cp_comm and shapes.run.attention == "flash" and not shapes.framework.kernels.torch_context_parallel
+    )
+    found: np.ndarray = shapes.keys.cp // shapes.heads_shared if rings else np.ones_like(shapes.keys.cp)
+    return found
+
+
+def _ring_kv(shapes: Shapes) -> np.ndarray:
+    """Return the bytes of the keys and values of one step of a ring."""
+    found: np.ndarray = shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.element
+    return found
+
+
 def core_saved(shapes: Shapes) -> list[Saved]:
-    """Return what the core saves: q, k, v, the context, and the log-sum-exp (or the score matrix)."""
+    """Return what the core saves: q, k, v, the context, and the log-sum-exp (or the score matrix).
+
+    What an exchange between context-parallel ranks made of q, k and v is no longer the projections' output: all of it behind an
+    all-to-all, and in a ring keys and values, of which the last ones received are kept (Transformer Engine's
+    AttnFuncWithCPAndKVP2P and AttnFuncWithCPAndQKVOA2A, as read).
+    """
     qkv = shapes.tokens * _qkv_width(shapes) * shapes.element
+    exchanged = np.where(shapes.heads_shared > 1, qkv, np.where(_ring(shapes) > 1, _ring_kv(shapes), 0))
     context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.element
 
     copied = shapes.copies_kept_inputs  # by the output projection, so that the context is the core's alone, if not a gate's
     again = ATTENTION_CORE if copied and not shapes.model.attention_gate else WHOLE_LAYER
-    saved = [Saved("qkv", qkv), Saved("context", context, again)]
+    saved = [Saved("qkv", qkv - exchanged), Saved("qkv_exchanged", exchanged), Saved("context", context, again)]
     if copied:
         quantised = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.input_element
         saved.append(Saved("context_quantised", quantised))
@@ -254,14 +275,20 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
     """Return the bytes of gradients alive in the core's backward pass.
 
     Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2); where keys and values
-    are all-gathered, these of whole sequences, and their gradients except in a ring of torch. Unfused: gradients of
+    are all-gathered, these of whole sequences, and their gradients except in a ring of torch. In a ring backward has two
+    buffers of keys, values and their gradients each, and the sum of the queries' gradients; forward, which may take more, keys,
+    values and context of every step (Transformer Engine's AttnFuncWithCPAndKVP2P, as read). Unfused: gradients of
     probabilities and scores, and their fp32 copies where softmax runs in eager kernels.
     """
     if shapes.run.attention == "flash":
         gradients = (shapes.heads + shapes.core_kv_heads) * shapes.kv_width * shapes.element
         whole = (1 if shapes.framework.kernels.torch_context_parallel else 2) * (shapes.run.cp_comm == "allgather")
         gathered = whole * np.where(shapes.keys.cp > 1, whole_kv(shapes), 0) * shapes.element
-        return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
+        backward = shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
+        ring, kv, heads = _ring(shapes), _ring_kv(shapes), shapes.tokens * shapes.heads * shapes.element
+        backward = backward + np.where(ring > 1, 4 * kv + heads * shapes.model.qk_head_dim, 0)
+        forward = np.where(ring > 1, ring * (kv + heads * shapes.model.value_head_dim), 0)
+        return np.maximum(backward, forward)
 
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len
     return scores * 2 * (shapes.element + _wide_copy(shapes))

@@ -23,7 +23,7 @@ def ring_ops(shapes: Shapes, steps: np.ndarray) -> list[Op]:
         return _kv_ring(shapes, steps)
     if shapes.framework.kernels.torch_context_parallel:
         return _torch_ring(shapes, steps)
-    return [*_ring_corrections(shapes, steps), *_kv_ring(shapes, steps)]
+    return [*_kv_joined(shapes, steps), *_ring_corrections(shapes, steps), *_kv_ring(shapes, steps)]
 
 
 def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
@@ -89,6 +89,13 @@ def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
         *memory_bound("attention.gradients", ATTENTION, "residual", gradients, 0.0, backward),
     ]
     return [replace(op, count=steps) for op in ops]
+
+
+def _kv_joined(shapes: Shapes, steps: np.ndarray) -> list[Op]:
+    """The copy of keys and values into one buffer to send, before the first step of each pass (Transformer Engine, as read)."""
+    elements = shapes.tokens * shapes.core_kv_heads * shapes.kv_width
+    ops = memory_bound("kv.join", ATTENTION, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element, ATTENTION_CORE)
+    return [replace(op, count=np.where(steps > 0, 1.0, 0.0)) for op in ops]
 
 
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:

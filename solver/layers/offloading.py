@@ -22,7 +22,7 @@ from solver.spec.norms import norms_beside_linears
 OFFLOADED = {
     "attn_norm": ("layer_input",),
     "qkv_linear": ("norm1_output", "low_ranks", "low_ranks_normed", "qk_norm_input"),
-    "core_attn": ("qkv", ATTENTION_SCORES),
+    "core_attn": ("qkv", "qkv_exchanged", ATTENTION_SCORES),
     "attn_proj": ("context", "context_quantised"),
     "mlp_norm": ("residual1",),
     "expert_fc1": ("expert_input",),

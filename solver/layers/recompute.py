@@ -74,6 +74,7 @@ def discarded(shapes: Shapes, module: str) -> Discarded:
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
 #: The projections of queries, keys and values.
 _QKV = ("wqkv", "wq", "wk", "wv")
+_PROJECTED = ("layer_input", "qkv", "qkv_exchanged")
 #: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
 _KEPT = ("layer_input", "context", "log_sum_exp")
 
@@ -110,7 +111,7 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     """Return the ``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
     saved = [_kept_by_modules(shapes, tensor) for tensor in saved]
     if shapes.framework.recomputation.selective_keeps_qkv:
-        return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in ("layer_input", "qkv")))
+        return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _PROJECTED))
                 for tensor in saved]  # fmt: skip
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)

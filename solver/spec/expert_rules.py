@@ -29,7 +29,8 @@ def exchange_broken(model: ModelSpec, run: Strategy) -> str:
     """Return what the exchange of context parallelism does not work with, and what does instead; "" where it works.
 
     Keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses p2p with a window; torch's is a ring by
-    any method), and a release exchanges packed documents in some ways only.
+    any method), and a release exchanges packed documents in some ways only. Transformer Engine asserts a ring, or one across
+    all-to-alls, for latent attention, and all-to-alls for attention sinks (context_parallel.py, attn_forward_func_with_cp).
     """
     framework = framework_of(run.framework)
     packed = framework.can_run.packed_exchanges
@@ -40,7 +41,12 @@ def exchange_broken(model: ModelSpec, run: Strategy) -> str:
         return "with fp8_attention; use cp_comm ring or a2a"
     in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
     if in_parts and ("ring" in run.cp_comm or framework.kernels.torch_context_parallel):
-        return f"with windows and chunks, which {framework.name}'s ring attention does not have; use cp_comm a2a or allgather"
+        instead = "a2a" if model.attention_sinks else "a2a or allgather"
+        return f"with windows and chunks, which {framework.name}'s ring attention does not have; use cp_comm {instead}"
+    if framework.memory.transformer_engine and model.has_latent_attention and "ring" not in run.cp_comm:
+        return "with latent attention under Transformer Engine; use cp_comm ring"
+    if framework.memory.transformer_engine and model.attention_sinks and run.cp_comm != "a2a":
+        return "with attention sinks under Transformer Engine; use cp_comm a2a"
     return ""
 
 

@@ -311,8 +311,6 @@ _EXPERTS = (
     Rule("multi-token prediction recomputes full and uniform one layer at a time", "multi_token_prediction.py",
          lambda a: implies("mtp-num-layers" in a and a.text("recompute-granularity") == "full"
                            and a.text("recompute-method") == "uniform", a.size("recompute-num-layers") == 1)),
-    Rule("multi-token prediction excludes context parallelism", _START,
-         lambda a: implies("mtp-num-layers" in a, _cp(a) == 1)),
     Rule("multi-token prediction needs rotary positions or none", _START,
          lambda a: implies("mtp-num-layers" in a, a.text("position-embedding-type", "learned_absolute") in ("rope", "none"))),
 )  # fmt: skip

@@ -86,8 +86,6 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
-        # asserted in arguments.py until about 0.14; the guide to multi-token prediction says that it is not supported yet
-        "predicts_with_context": False,
         "experts": True,
         "linear_attention": True,  # --experimental-attention-variant gated_delta_net, since 0.16
         "splits_linear_attention": True,
@@ -147,6 +145,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
 #: What Megatron-Core cannot do before 0.9: MoE Parallel Folding came with it, DeepEP with 0.11 (CHANGELOG), recompute of other
 #: modules than core_attn with 0.12.
 BEFORE_0_9 = {
+    "predicts_with_context": False,  # arguments.py asserted cp 1 until about 0.14
     "stated_end_stages": False,
     "counts_embedding_and_loss": False,
     "pipeline_layout": False,

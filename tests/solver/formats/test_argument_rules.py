@@ -97,8 +97,7 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
         ({**EXPERTS, "bf16": False, "fp16": True}, "experts in parallel, or in one grouped GEMM, are not trained with --fp16"),
         ({"optimizer": "muon", "use-distributed-optimizer": False, "overlap-grad-reduce": False, "overlap-param-gather": False},
          "need --ckpt-format torch"),
-        ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"},
-         "multi-token prediction excludes context parallelism"),
+        ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"}, ""),  # since about 0.15
         (LINEAR, ""),
         ({**LINEAR, "context-parallel-size": 2}, "linear attention needs cp 1, a tp that divides --linear-num-key-heads"),
         ({**LINEAR, "linear-num-key-heads": 3, "linear-num-value-heads": 6}, "linear attention needs cp 1"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references import op_flops
-from toy import estimated, layer_keys, make_problem, toy_cost
+from toy import DEVICE, TINY, estimated, layer_keys, make_problem, saved_bytes, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -21,7 +21,7 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.documents import effective_document
 from solver.spec.feasibility import check_layout
-from solver.spec.layer_kinds import layer_kinds
+from solver.spec.layer_kinds import LayerKind, layer_kinds
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
@@ -170,3 +170,33 @@ def test_blocks_have_the_work_of_their_tokens() -> None:
     program = layer_program(layer_keys("mtp"), chunks, run, cluster_of(toy_cost().device), kind)
     chunked = sum(float(np.ravel(op_flops(op) * op.count)[0]) for op in program.ops if op.kind == FLASH_ATTN)
     assert chunked == pytest.approx(whole * (40000**2 + 25536**2) / 65536**2, rel=1e-3)
+
+
+def test_what_a_ring_and_an_all_to_all_keep() -> None:
+    # 32 tokens of 4 query heads and 2 of keys and values, 16 wide, over 4 ranks; in a ring keys and values that were received
+    # are kept, behind all-to-alls all is a tensor of its own
+    def kept(cp: int, **how: Any) -> tuple[float, float]:
+        run = Strategy(world_size=64, dp=64, seq_len=4096, framework="megatron-core", **how)
+        layer = layer_program(layer_keys("mtp", cp=cp), TINY, run, cluster_of(DEVICE), LayerKind())
+        found = saved_bytes(layer)
+        return found["qkv"], found["qkv_exchanged"]
+
+    tokens, q, kv = 4096 / 4, 64 * 2, 2 * 32 * 2
+    assert kept(1) == (4096 * (q + kv), 0)
+    assert kept(4, cp_comm="ring") == (tokens * q, tokens * kv)
+    assert kept(4, cp_comm="a2a") == (0, tokens * (q + kv))
+    assert kept(4, cp_comm="allgather") == (tokens * (q + kv), 0)
+
+
+def test_buffers_of_a_ring() -> None:
+    # of 8 ranks: forward holds keys, values (128 bytes a token) and context (128) of eight steps; of 2 ranks backward is more:
+    # gradients of q and context, of keys and values, four buffers of these, the sum of the queries', and these in fp32
+    def working(cp: int) -> float:
+        run = Strategy(world_size=64, dp=64, seq_len=4096, framework="megatron-core", cp_comm="ring")
+        layer = layer_program(layer_keys("mtp", cp=cp), TINY, run, cluster_of(DEVICE), LayerKind())
+        return float(layer.transient_bytes[0])
+
+    backward = {cp: 4096 / cp * (2 * 128 + 128 + 4 * 128 + 128 + 4 * 64) for cp in (2, 8)}
+    plain = working(1) - 4096 * (2 * 128 + 128 + 4 * 64)  # the residual stream
+    assert working(2) == plain / 2 + backward[2]
+    assert working(8) == plain / 8 + max(backward[8], 4096 / 8 * 8 * (128 + 128))

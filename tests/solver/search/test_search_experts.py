@@ -244,7 +244,10 @@ def test_rings_do_not_pass_windows(h100_model: CostModel) -> None:
     assert any("windows" in reason for reason in space.rejected)
     with pytest.raises(InputError, match="ring does not work with windows"):
         check_layout(WINDOWS, ring.cluster, ring.run.replace(cp=2, dp=8))
-    short = problem_of(WINDOWS, h100_model, cp_comm="ring", seq_len=512)  # the window is no window then
+    with pytest.raises(InputError, match="attention sinks under Transformer Engine; use cp_comm a2a"):
+        check_layout(WINDOWS, ring.cluster, ring.run.replace(cp=2, dp=8, cp_comm="allgather"))
+    plain = WINDOWS.replace(attention_sinks=False)
+    short = problem_of(plain, h100_model, cp_comm="ring", seq_len=512)  # the window is no window then
     assert 2 in enumerate_splits(short, 32).splits.cp
 
 
