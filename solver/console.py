@@ -22,15 +22,17 @@ from solver.arguments import (
     check_arguments,
     check_machine_arguments,
 )
-from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
 from solver.examples import epilog, overview
 from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
 from solver.importing import add_health_arguments, add_import_arguments, add_learn_arguments, import_log, learn_runs
 from solver.planning import add_plan_arguments, plan
+from solver.predicting import predict
 from solver.search.fixed import LIMITED
 from solver.sweeping import add_sweep_arguments, sweep_all
+from solver.terminal_run import run
+from solver.validating import validate
 
 #: The measuring script; it is started in processes of its own, one per rank.
 MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"

@@ -17,7 +17,6 @@ from profiler.profile.profile import GIB
 from solver.api import configured_strategy
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
 from solver.batch import batch_or_default, searched_batch
-from solver.command_line import progress_bar
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, decision_of_search, kept_out, standing
 from solver.report.describe import describe
@@ -28,8 +27,10 @@ from solver.report.output import csv_text, layout_dict, problem_dict, solution_d
 from solver.report.terminal import breakdown, heading, verdict_text
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
+from solver.search.laid_out import search_laid_out
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search
+from solver.terminal_run import progress_bar
 
 _OPS = 15  #: ops that are listed
 
@@ -101,6 +102,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     if not args.own:
+        _, result = search_laid_out(result, batch, jobs=args.jobs)
         return decision_of_search(result), rounded, result
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
     return decision_of(problem, own, others), rounded, result

@@ -21,7 +21,6 @@ from profiler.text_file import read_text
 from solver.api import configured_strategy, estimate
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.batch import stated_batch
-from solver.command_line import CostModels, progress_bar
 from solver.formats.bridge_complete import printed
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, run_config_of
@@ -44,6 +43,8 @@ from solver.spec.cluster import cluster_keys
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
+from solver.terminal_run import progress_bar
+from solver.validating import CostModels
 
 _MOST_BYTES = 256 << 20
 

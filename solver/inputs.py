@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,10 +88,16 @@ class Inputs:
             found.append(f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}")
         return "\n".join(filter(None, found))
 
-    def for_search(self) -> Inputs:
-        """Return what a search starts from: without what the config's own layout says of its single stages."""
+    def for_search(self, varied: Collection[str] | None = None) -> Inputs:
+        """Return what a search starts from: without what the config's own layout says of its single stages.
+
+        varied: the only axes that the search varies; None: all. Where the pipeline's sizes are not among them, the layers that
+        its chunks hold stay as they are.
+        """
         run, stated = self.problem.run, self.config.layout
         own = [key for key in OF_ONE_LAYOUT if stated.get(key) and getattr(run, key) == stated[key]]
+        if varied is not None and not {"pp", "vpp"} & set(varied):
+            own = [key for key in own if key != "pipeline_layout"]
         if not own:
             return self
         note = f"{' and '.join(own)} of the config's own layout: left out, as a search divides layers itself"

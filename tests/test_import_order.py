@@ -29,7 +29,10 @@ LEVELS = (
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments", "solver.examples"),
     ("solver.inputs", "solver.batch", "solver.largest", "solver.interruptions", "solver.machines"),
-    ("solver.command_line", "solver.learning", "solver.journal"),
+    ("solver.terminal_run", "solver.writing", "solver.learning", "solver.journal"),
+    ("solver.searching", "solver.validating"),
+    ("solver.predicting",),
+    ("solver.command_line",),
     ("solver.sweep",),
     (
         "solver.simumax",

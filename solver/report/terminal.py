@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -22,7 +23,7 @@ from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import OUT_OF_MEMORY, SearchResult
-from solver.search.variants import Variant
+from solver.search.variants import BestLayout, Variant, surest
 from solver.spec.cluster import Cluster
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
@@ -52,13 +53,21 @@ _CLOCKS = {"measured": "sustained-clock derating", "derived": "power and clocks"
 
 
 def show_search(
-    console: Console, result: SearchResult, profile: str, notes: str = "", variants: Sequence[Variant] = ()
+    console: Console,
+    result: SearchResult,
+    profile: str,
+    notes: str = "",
+    variants: Sequence[Variant] = (),
+    remarks: Sequence[str] = (),
 ) -> None:
-    """Print the whole report of a search. notes: lines about kernels timed for it. variants: searches with other constants."""
+    """Print the whole report of a search. notes: lines about kernels timed for it. variants: searches with other constants.
+    remarks: on what would be better."""
     console.print(heading(result.best, profile, notes))
     console.print(verdict_text(result.best))
     if result.best.verdict(0) == VERDICTS[1]:
-        console.print(Text(surely_fitting(result), style="bold yellow"))
+        console.print(Text(surely_fitting(result, variants), style="bold yellow"))
+    for line in remarks:
+        console.print(line, style="bold", markup=False)
     if variants:
         console.print(_variants_table(variants))
     sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
@@ -73,15 +82,15 @@ def show_search(
     console.print(_searched(result))
 
 
-def surely_fitting(result: SearchResult) -> str:
-    """Return what the fastest layout found that is sure to fit costs, in words."""
-    kept = [(found, i) for found in (result.best, result.best_of_sizes, result.pareto) for i in range(len(found))]
-    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == VERDICTS[0]]
-    if not sure:
+def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> str:
+    """Return what the fastest layout found that is sure to fit costs, in words; variants: searches with other constants."""
+    found = [sure for sure in (surest(result), *(variant.sure for variant in variants)) if sure]
+    if not found:
         return "None of the layouts kept is sure to fit."
-    taken, found, index = min(sure, key=lambda one: one[0])
-    memory = f"{found.memory.device[index] / GIB:.1f} GiB, at most {found.memory.bound[index] / GIB:.1f}"
-    return f"Sure to fit, {taken / float(result.best.times.seconds[0]) - 1:+.1%} time: {describe(found, index)}; {memory}"
+    sure = min(found, key=lambda one: one.seconds)
+    memory = f"{sure.memory / GIB:.1f} GiB, at most {sure.bound / GIB:.1f}"
+    change = sure.seconds / float(result.best.times.seconds[0]) - 1
+    return f"Sure to fit, {change:+.1%} time: {describe_strategy(sure.layout)}; {memory}"
 
 
 def balance_text(balance: Balanced) -> Text:
@@ -117,8 +126,8 @@ def _variants_table(variants: Sequence[Variant]) -> Table:
     }
     shown = sorted(distinct.values(), key=lambda variant: variant.seconds)
     for variant in shown[:_VARIANTS]:
-        constants = [str(value) for value in variant.constants.values()]
         best = variant.best
+        constants = [_constant(name, value, best) for name, value in variant.constants.items()]
         if best is None:
             table.add_row(*constants, "", "", "", Text(f"none: {variant.reason}"))
             continue
@@ -128,6 +137,12 @@ def _variants_table(variants: Sequence[Variant]) -> Table:
     more = len(variants) - min(len(shown), _VARIANTS)
     table.caption = f"{more} combinations that find the same layouts or slower ones are in --json" if more else ""
     return table
+
+
+def _constant(name: str, value: Any, best: BestLayout | None) -> str:
+    """Return a constant of a search in words; nothing for what its best layout does not depend on."""
+    idle = name == "recompute_modules" and best is not None and best.layout.recompute != "selective"
+    return "" if idle else str(value)
 
 
 def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:

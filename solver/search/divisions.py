@@ -35,12 +35,14 @@ DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
 
 
 @lru_cache(maxsize=4096)
-def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Division], ...]:
+def divisions(can_run: CanRun, layers: int, pp: int, chunks: int = 0) -> tuple[tuple[int, Division], ...]:
     """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.
 
     Evenly, with embedding or loss or both counted as layers; and, only where none of these divides, with stated end stages,
-    of which the last one, with the head, never holds more.
+    of which the last one, with the head, never holds more. chunks: of a stated pipeline_layout, which is then the only way.
     """
+    if chunks:
+        return ((chunks // pp, Division()),) if pp > 1 and chunks % pp == 0 else ()
     if pp == 1 or not can_run.pipeline:
         return ((1, Division()),) if pp == 1 else ()
     found: list[tuple[int, Division]] = []
@@ -48,13 +50,13 @@ def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Divisio
         counted = embedding + loss
         if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
             same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
-            chunks = divisors((layers + counted) // pp) if can_run.chunks_stages else (1,)
-            found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
+            each = divisors((layers + counted) // pp) if can_run.chunks_stages else (1,)
+            found += [(int(v), Division(0, 0, embedding, loss)) for v in each if v > 1 or not same]
     if layers % pp and can_run.uneven_stages:
         found.append((1, Division()))
     if not found and can_run.stated_end_stages:
-        chunks = divisors(layers) if can_run.chunks_stages else (1,)
-        found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
+        each = divisors(layers) if can_run.chunks_stages else (1,)
+        found = [(int(v), division) for v in each if (division := _stated_ends(layers, pp, int(v))) is not None]
     return tuple(found)
 
 

@@ -105,12 +105,14 @@ def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strateg
     """Return the axes to hold fixed in a search that varies only ``varied``: all others, at their values in ``layout``.
 
     Left free unless ``stated`` names them: dp and num_micro_batches, which follow from world size and batch; the ranks of a
-    ZeRO shard and the layers of the first and last stage, which must divide other axes; settings that are no axis of a layout.
+    ZeRO shard and the layers of the first and last stage, which must divide other axes; settings that are no axis of a layout;
+    with recompute how many layers it is of.
     """
     both = [name for name in varied if name in fixed]
     if both:
         raise InputError(f"{both[0]} is both fixed and searched; leave one out")
     free = {*varied, *_FILLING, *(name for name in (*DIVIDING, *_SETTINGS) if name not in stated)}
+    free |= {"recompute_layers"} if "recompute" in varied else set()
     kept = [name for name in AXES if name not in free]
     return {name: getattr(layout, name) for name in kept} | dict(fixed)
 

@@ -22,13 +22,17 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
     schedules = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
     if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
         rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
+    if problem.chunks:
+        schedules = tuple(
+            name for name in schedules if name in (*can_run.layout_schedules, "interleaved") and name not in WAVES
+        )
     schedules = tuple(name for name in schedules if deferral_runs(run.defer_embedding_wgrad_compute, pp, name))
     if not schedules:
         rejected[NO_DRAIN] += 1
         return []
     further = predicted_beside(framework, problem.model)
     divided = [
-        way for way in divisions(can_run, problem.model.num_hidden_layers, pp)
+        way for way in divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
         if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)
         and (way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
     ]  # fmt: skip

@@ -40,6 +40,7 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
 OF_ONE_LAYOUT = ("recompute_stage_layers", "pipeline_layout")  #: what the stages of one layout hold, which no search varies
+_RECOMPUTED = "recompute_stage_layers belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), "
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_run(framework, model, problem.run)
-    for key in OF_ONE_LAYOUT:
-        if getattr(problem.run, key):
-            raise InputError(
-                f"{key} belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), "
-                "and leave it out of a search"
-            )
+    if problem.run.recompute_stage_layers:
+        raise InputError(f"{_RECOMPUTED}and leave it out of a search")
+    _check_chunks(problem)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in _allowed(((int(tp), _tensor_broken(problem, int(tp))) for tp in divisors(world)), rejected):
@@ -84,6 +82,15 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
             f"tokens for {model.name}: {reasons}; try another world_size or global batch"
         )
     return Space(Splits.concatenate(parts), rejected)
+
+
+def _check_chunks(problem: Problem) -> None:
+    """Raise InputError for a pipeline_layout that the framework does not offer, or that is of another model."""
+    chunks, layers = problem.chunks, problem.model.num_hidden_layers
+    if chunks and not problem.framework.can_run.pipeline_layout:
+        raise InputError(f"{problem.framework.name} does not offer pipeline_layout")
+    if chunks and sum(chunks) != layers:
+        raise InputError(f"pipeline_layout holds {sum(chunks)} layers; {problem.model.name} has {layers}")
 
 
 def _allowed(found: Iterable[tuple[Any, str]], rejected: Counter[str]) -> Iterator[Any]:
@@ -127,7 +134,9 @@ def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int) -> str:
         return f"{problem.framework.name} has no pipelines of models with {what}"
     if pp > layers:
         return "more pipeline stages than layers"
-    if not divisions(problem.framework.can_run, layers, pp):
+    if not divisions(problem.framework.can_run, layers, pp, len(problem.chunks)):
+        if problem.chunks:
+            return "pipeline_layout has another number of chunks"
         return f"{problem.framework.name} does not run the layers in that many pipeline stages"
     if pp > 1 and problem.run.offload_layers:
         return "offload_layers needs a single pipeline stage"

@@ -16,6 +16,7 @@ from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run_rules import modules_of, offload_broken
 from solver.spec.strategy import Strategy
+from solver.step.memory import VERDICTS
 from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.
@@ -104,12 +105,35 @@ class BestLayout:
 
 
 @dataclass(frozen=True)
+class SureLayout:
+    """The fastest layout that is sure to fit. memory, bound: bytes on the device, expected and at most."""
+
+    layout: Strategy
+    seconds: float
+    memory: float
+    bound: float
+
+
+def surest(result: SearchResult) -> SureLayout | None:
+    """Return the fastest layout that a search kept and that is sure to fit in memory, or None."""
+    kept = [(found, i) for found in (result.best, result.best_of_sizes, result.pareto) for i in range(len(found))]
+    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == VERDICTS[0]]
+    if not sure:
+        return None
+    taken, found, index = min(sure, key=lambda one: one[0])
+    memory = float(found.memory.device[index]), float(found.memory.bound[index])
+    return SureLayout(found.layouts.strategy(index, found.problem.run), taken, *memory)
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One combination of constants: the best layout that the search with it found, or why there is none."""
+    """One combination of constants: the best layout that the search with it found, or why there is none, and the best that is
+    sure to fit."""
 
     constants: Mapping[str, Any]
     best: BestLayout | None
     reason: str = ""
+    sure: SureLayout | None = None
 
     @property
     def seconds(self) -> float:
@@ -163,7 +187,7 @@ def search_variants(
             continue
         try:
             result = search(replace(problem, run=run), sequences, top, fixed=also, most=most, jobs=jobs)
-            found.append(Variant(constants, BestLayout.of(result)))
+            found.append(Variant(constants, BestLayout.of(result), sure=surest(result)))
             if fastest is None or found[-1].seconds < float(fastest.best.times.seconds[0]):
                 fastest = result
         except InputError as error:

@@ -15,7 +15,6 @@ from profiler.errors import InputError
 from profiler.profile.profiles import shipped_profiles
 from solver import load_problem
 from solver.api import estimate
-from solver.command_line import CostModels
 from solver.console import main
 from solver.formats.cases import Case, case_of, read_cases
 from solver.importing import case_line
@@ -23,6 +22,7 @@ from solver.learning import Lesson, learn, scaled
 from solver.report.explain import LAYOUT_STD, explain
 from solver.report.validate import predict_cases
 from solver.spec.strategy import Strategy
+from solver.validating import CostModels
 
 TRUE = {"gemm": 1.06, "network": 1.5, "memory_bound": 1.3}
 MODEL = "configs/models/llama3_8b.json"

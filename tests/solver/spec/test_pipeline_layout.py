@@ -104,10 +104,13 @@ def test_layouts_that_do_not_belong_are_refused(h100_model: CostModel, changes: 
         check_layout(LLAMA, problem.cluster, run.replace(**changes))
 
 
-def test_a_search_refuses_a_stated_layout(h100_model: CostModel) -> None:
-    problem = make_problem(LLAMA, 8, h100_model, framework="megatron-core", pipeline_layout="Et*8|t*8L")
-    with pytest.raises(InputError, match="pipeline_layout belongs to one layout"):
-        search(problem, 64)
+@pytest.mark.parametrize(("framework", "layout", "sentence"), [
+    ("fsdp", "Et*8|t*8L", "fsdp.* does not offer pipeline_layout"),
+    ("megatron-core", "Et*7|t*8L", "pipeline_layout holds 15 layers; .* has 16"),
+])  # fmt: skip
+def test_a_search_refuses_a_layout_of_another_model(framework: str, layout: str, sentence: str, h100_model: CostModel) -> None:
+    with pytest.raises(InputError, match=sentence):
+        search(make_problem(LLAMA, 8, h100_model, framework=framework, pipeline_layout=layout), 64)
 
 
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=4), st.integers(1, 6))

@@ -1,0 +1,167 @@
+"""Every layout of a problem: the search that ``--run_all_solu`` and ``foretrain search`` run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from profiler.errors import InputError
+from profiler.profile.profile import GIB
+from solver.api import configured_strategy, estimate, time_attention
+from solver.batch import searched_batch
+from solver.formats.config_file import RunConfig
+from solver.inputs import Inputs
+from solver.report.decision import decision_of_search
+from solver.report.describe import describe
+from solver.report.html import write_report
+from solver.report.output import (
+    balanced_dict,
+    search_dict,
+    variants_list,
+    write_csv,
+    write_json,
+)
+from solver.report.pictures import pareto_figure, save_figure, scaling_figure, stages_figure
+from solver.report.terminal import balance_text, show_search
+from solver.search.balance import balanced
+from solver.search.fixed import LIMITED, fixed_but, parse_fixed, parse_varied
+from solver.search.laid_out import search_laid_out
+from solver.search.search import SearchResult, search
+from solver.search.variants import Variant, parse_demanded, search_variants, surest
+from solver.spec.strategy import Strategy
+from solver.step.memory import VERDICTS
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions
+from solver.terminal_run import progress_bar
+from solver.writing import tell_not_expressed, write_layout
+
+#: How much longer than the fastest layout's a step may be that is sure to fit, to be exported in its stead.
+_AS_FAST = 0.01
+#: Seconds that a search may have taken to be run once more with another setting, and the time that is worth a line.
+_QUICK, _WORTH = 4.0, 0.02
+_SURE = "It takes as long as the first, so --export writes it."
+
+
+def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
+    """Search every layout; print the report and write the files that were requested."""
+    whole = inputs
+    inputs = inputs.for_search(parse_varied(args.search) if args.search is not None else None)
+    problem, config = inputs.problem, inputs.config
+    sequences, rounded = searched_batch(args, problem, config)
+    fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
+    if args.search is not None:
+        stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
+        fixed = fixed_but(parse_varied(args.search), fixed, _written(problem, config, fixed), stated)
+    problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
+    others: list[Variant] = []
+    with progress_bar("estimating layouts") as report:
+        if args.also:
+            names = parse_demanded(args.also)
+            others, result = search_variants(
+                problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs
+            )
+        else:
+            result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
+            others, result = search_laid_out(result, sequences, args.top, args.jobs)
+    chosen = balanced(result.best, 0) if args.balance else None
+    answer = chosen.solutions if chosen else _recommended(result)
+    remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
+    remarks += [line for line in (_own_layout(whole, result, sequences), _with_overlap(result, sequences)) if line]
+    show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
+    if chosen:
+        console.print(balance_text(chosen))
+    found = inputs.plain | {"remarks": remarks} | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
+    found |= tell_not_expressed(args, answer, console)
+    _write_search(args, result, inputs.said, found, console)
+    write_layout(args, answer, console)
+
+
+def _recommended(result: SearchResult) -> Solutions:
+    """Return the fastest layout, or one that takes as long and, unlike it, is sure to fit."""
+    sure = surest(result) if result.best.verdict(0) == VERDICTS[1] else None
+    if sure is None or sure.seconds > (1 + _AS_FAST) * float(result.best.times.seconds[0]):
+        return result.best
+    return estimate(result.problem, [sure.layout])
+
+
+def _own_layout(inputs: Inputs, result: SearchResult, sequences: int) -> str:
+    """Say that the config's own layout, with the same batch, is faster than what the search found, where it is."""
+    if not {"tp", "pp", "cp", "ep"} & inputs.config.layout.keys():
+        return ""
+    try:
+        own = configured_strategy(inputs.problem, inputs.config, sequences)
+        found = estimate(inputs.problem, [own])
+    except InputError:  # another batch, or not on these GPUs
+        return ""
+    change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
+    if change > -_WORTH or found.verdict(0) == VERDICTS[2]:
+        return ""
+    memory = f"{found.memory.device[0] / GIB:.1f} GiB, {found.verdict(0)}"
+    return f"The config's own layout is faster ({change:+.1%} time): {describe(found, 0)}; {memory}"
+
+
+def _with_overlap(result: SearchResult, sequences: int) -> str:
+    """Say what overlapping tensor parallelism would bring, where the framework can, a run does not say, and it is much."""
+    problem = result.problem
+    offered = problem.framework.can_run.tp_comm_overlap and not problem.run.tp_comm_overlap and not problem.chunks
+    if not offered or result.seconds > _QUICK or result.fixed.get("tp") == 1 or result.most.get("tp") == 1:
+        return ""
+    overlapped = replace(problem, run=problem.run.replace(tp_comm_overlap=True))
+    try:
+        best = search(overlapped, sequences, 1, fixed=result.fixed, most=result.most).best
+    except InputError:
+        return ""
+    change = float(best.times.seconds[0] / result.best.times.seconds[0]) - 1
+    if change > -_WORTH:
+        return ""
+    memory = f"{best.memory.device[0] / GIB:.1f} GiB, {best.verdict(0)}"
+    return f"With --set tp_comm_overlap=true {change:+.1%} time: {describe(best, 0)}; {memory}"
+
+
+def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> Strategy:
+    """Return the config's layout, or with what is fixed otherwise where the constants of the run need that."""
+    try:
+        return configured_strategy(problem, config)
+    except InputError:
+        kept = {name: value for name, value in config.layout.items() if name != "dp" or not fixed.keys() & {"tp", "cp", "pp"}}
+        return configured_strategy(problem, replace(config, layout=kept | dict(fixed)))
+
+
+def _write_search(args: argparse.Namespace, result: SearchResult, said: str, found: dict[str, Any], console: Console) -> None:
+    with Console(stderr=True).status("writing the results"):
+        if args.json:
+            write_json(args.json, search_dict(result, said) | found)
+        if args.csv:
+            write_csv(args.csv, result.best)
+    if args.report:
+        write_report(args.report, decision_of_search(result), said, str(found["network"]), shlex.join(sys.argv), result)
+    if args.plot:
+        save_figure(pareto_figure(result), args.plot)
+    if args.plot_stages:
+        save_figure(stages_figure(result.best, 0), args.plot_stages)
+    if args.plot_scaling:
+        save_figure(scaling_figure(_scaling(result)), args.plot_scaling)
+    for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling, args.report)):
+        console.print(f"wrote {path}", markup=False)
+
+
+def _scaling(result: SearchResult) -> list[SearchResult]:
+    """Return the searches with an eighth to eight times as many GPUs, and ``result``; those where nothing fits are left out."""
+    run = result.problem.run
+    sequences = int(result.best.tokens[0]) // run.seq_len
+    found = []
+    for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8):
+        world = int(run.world_size * factor)
+        if world == run.world_size:
+            found.append(result)
+        elif world >= 1:
+            with suppress(InputError):
+                found.append(search(result.problem.for_world(world), sequences, 1, fixed=result.fixed, most=result.most))
+    return found
