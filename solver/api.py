@@ -23,6 +23,7 @@ from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
+from solver.spec.bounds import number, whole_number
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework, release_for_search
@@ -56,7 +57,7 @@ def load_problem(
 
     profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. cluster: a name
     under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
-    Strategy fields that all layouts share.
+    Strategy fields that all layouts share. seq_len: may be beyond a rotary model's positions, which are then as many.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config, world_size)
     model = without_soft_caps(run_config.model) if approximate else run_config.model
@@ -81,7 +82,10 @@ def load_problem(
         raise InputError(f"{key} changes nothing{why}; leave it out")
     flags = {**chosen.flags_of(precision), **chosen.best_practice, **attention_of(chosen, model)}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
-    length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)
+    stated = whole_number("seq_len", seq_len) if seq_len is not None else run_config.seq_len
+    length = stated or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)
+    if seq_len is not None and model.position == "rope" and 0 < model.max_position_embeddings < length:
+        model = model.replace(max_position_embeddings=length)  # asked for, so trained for
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(model, run, place, cost)
@@ -141,7 +145,7 @@ def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int
 def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     if memory_limit_gib is None:
         return cluster
-    return replace(cluster, memory_bytes=memory_limit_gib * GIB)
+    return replace(cluster, memory_bytes=number("memory_limit_gib", memory_limit_gib) * GIB)
 
 
 def configured_strategy(problem: Problem, config: RunConfig, sequences: int | None = None) -> Strategy:

@@ -151,8 +151,10 @@ def check_machine_arguments(args: argparse.Namespace) -> None:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
     if getattr(args, "config", None) is not None and args.model_size is not None:
         raise InputError("--config and --model_size both name a model; give one")
-    if getattr(args, "framework", None) is not None and not args.framework.strip():
-        raise InputError("--framework is empty; leave it out for the default")
+    for name in ("framework", "set", "fix", "also", "search", "profile", "cluster", "model_size", "as_device"):
+        value = getattr(args, name, None)
+        if value is not None and not str(value).strip():
+            raise InputError(f"{_option(name)} is empty; leave it out for the default")
     _check_outputs(args)
 
 

@@ -93,6 +93,8 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     kept = without_filling(config, own)
     if {"pp", "vpp"} & axes.keys():  # a schedule of other stages
         kept.pop("schedule", None)
+    if own.tp == 1 and axes.get("tp", 1) > 1:  # the config's mode was none; what is usual under the framework, then
+        kept["tp_mode"] = "msp" if read.problem.framework.tensor_parallel.splits_sequence else "mtp"
     if axes.get("recompute", own.recompute) != own.recompute:  # what is recomputed goes with the level
         kept = {name: value for name, value in kept.items() if name not in _OF_RECOMPUTE}
     inputs = load_inputs(options, replace(config, layout=kept | axes))
@@ -128,6 +130,8 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
         setattr(options, option, None)
     for word in [word for word in said if word in _OPTIONS]:
         value = said.pop(word)
+        if value == "":
+            raise InputError(f"{word} is empty; leave it out for what the options say")
         if word in _NUMBERS:
             whole_number(word, value)
         setattr(options, _OPTIONS[word], Path(str(value)) if word == "config" else value if word in _NUMBERS else str(value))

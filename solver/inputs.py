@@ -68,6 +68,9 @@ class Inputs:
                 f"not taken over from the config of {self.config.layout.get('framework', DEFAULT_FRAMEWORK)}, as "
                 f"{of.run.framework} is asked for: {', '.join(lost)}; that framework's own settings are taken"
             )
+        if 0 < self.config.model.max_position_embeddings < of.run.seq_len:
+            positions = self.config.model.max_position_embeddings
+            found.append(f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}")
         changed = [key for key, value in self.config.layout.items() if value != getattr(Strategy, key, value)]
         nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
         found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]

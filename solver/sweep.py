@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from profiler.errors import InputError
 from solver.api import configured_batch
 from solver.arguments import DEFAULT_TOKENS
+from solver.batch import batch_sequences
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.inputs import Inputs, load_inputs
 from solver.journal import inputs_of, new_inputs, read_journal
@@ -96,10 +97,12 @@ def _sequences(point: Point, inputs: Inputs) -> int:
     """Return the sequences of a problem's global batch. Raises InputError where its tokens are no whole number of them."""
     if point.global_batch_size is None and (own := configured_batch(inputs.problem, inputs.config)) is not None:
         return own
-    tokens, length = point.global_batch_size or DEFAULT_TOKENS, inputs.problem.run.seq_len
-    sequences, rest = divmod(tokens, length)
+    run = inputs.problem.run
+    if point.global_batch_size is None:  # the default, rounded as that of a search
+        return batch_sequences(DEFAULT_TOKENS, run.seq_len, True, run.world_size)[0]
+    sequences, rest = divmod(point.global_batch_size, run.seq_len)
     if rest:
-        raise InputError(f"{tokens} tokens are not a whole number of sequences of {length}")
+        raise InputError(f"{point.global_batch_size} tokens are not a whole number of sequences of {run.seq_len}")
     return sequences
 
 

@@ -53,10 +53,13 @@ def _burst(gemm: Work, device: torch.device) -> float:
 
 def _sustained(gemm: Work, device: torch.device, session: Session) -> float:
     """Return the mean seconds of a call in the last ``_COUNTED`` of ``_SECONDS``."""
-    start, found = time.monotonic(), []
+    start, found = time.monotonic(), list[float]()
+    mean = 0.0
     while (since := time.monotonic() - start) < _SECONDS:
         block = time_block(gemm, 0, 100, device)[0]
+        mean = sum(block.times) / block.count
         if since > _SECONDS - _COUNTED:
-            found.append(sum(block.times) / block.count)
+            found.append(mean)
         session.beat()
+    found = found or [mean]  # of a slow GPU, whose last block began before
     return sum(found) / len(found)

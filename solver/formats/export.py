@@ -23,7 +23,7 @@ from solver.formats.primus_export import primus_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.simumax.files import simumax_files
 from solver.formats.torchtitan_export import torchtitan_files
-from solver.formats.untimed import left_out, with_note
+from solver.formats.untimed import left_out, unstated, with_note
 from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec
@@ -140,6 +140,8 @@ def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
     kind = _kind(path, run)
     others = left_out(model, kind.carried(model))
     said = [f"{model.name}'s config.json also says {others}: add it before you train"] if others else []
+    if what := unstated(model):
+        said.append(f"{what} are the framework's defaults, as {model.name} is described without: set your model's")
     if _leaves_window_out(kind, model, run):
         said.append(f"the window of {model.sliding_window} tokens is left out: no sequence of {run.seq_len} is longer")
     return "; ".join(said)

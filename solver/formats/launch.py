@@ -45,8 +45,8 @@ def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := launch_key(name))}
     by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
-    if by_torchrun:
-        launch.setdefault("nodes", "1")  # its own default
+    if by_torchrun or any(word.rpartition("/")[2] == "deepspeed" for word in words):
+        launch.setdefault("nodes", "1")  # their own default
     of_slurm = _slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
     launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
     if not by_torchrun and (by_mpi := _mpi_ranks(words)):

@@ -131,8 +131,12 @@ def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
     Source: megatron/core/transformer/transformer_block.py, _checkpointed_forward.
     """
     whole_experts = "moe-layer-recompute" in flags
-    own = "selective" if whole_experts or "recompute-activations" in flags else "none"
+    own = "selective" if whole_experts else "none"
     level = choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
+    if "recompute-activations" in flags:  # validate_args sets the granularity, whatever is stated
+        if level == "full":
+            raise InputError("Megatron's --recompute-activations makes --recompute-granularity selective; leave one out")
+        level = "selective"
     if level == "full" and whole_experts:
         raise InputError("Megatron's --moe-layer-recompute does not run with --recompute-granularity full")
     if level == "selective" and (whole_experts or "recompute-modules" in flags):

@@ -146,6 +146,7 @@ LEFT_OUT = {
     "moe-router-padding-for-fp8": "rows that pad the input of each expert",
     "moe-router-padding-for-quantization": "rows that pad the input of each expert",
     "moe-deepep-num-sms": "another number of multiprocessors than DeepEP's own",
+    "moe-hybridep-num-sms": "another number of multiprocessors than hybrid-EP's own",
     "fsdp-double-buffer": "Megatron-FSDP's buffers that stay allocated",
 }
 #: Values of these with which they do nothing.
@@ -153,6 +154,7 @@ IDLE: dict[str, tuple[object, ...]] = {
     "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "timing-log-level": (0,),
     "tp-comm-bootstrap-backend": ("nccl",),
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
+    "moe-hybridep-num-sms": (16,),
     "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip
 #: --spec of layers that are one block each.

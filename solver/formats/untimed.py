@@ -58,6 +58,17 @@ def left_out(model: ModelSpec, carried: frozenset[str]) -> str:
     return ", ".join(f"{key} {text}" for key, text in others)
 
 
+def unstated(model: ModelSpec) -> str:
+    """Return in words what no time depends on but training does, of which the file of a rotary model says nothing; or ""."""
+    known = {key for key, _ in model.untimed}
+    if model.position != "rope" or known & {"rope_theta", "rope_parameters", "rope_scaling"}:
+        return ""
+    missing = ["rotary base"]
+    missing += ["epsilon of norms"] if not any("eps" in key for key in known) else []
+    missing += ["the router's scaling factor"] if model.num_experts and "routed_scaling_factor" not in known else []
+    return " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+
+
 def with_note(name: str, text: str, note: str) -> str:
     """Return the text of a file with a comment at its beginning, where its format has comments."""
     ending = PurePath(name).suffix

@@ -68,7 +68,7 @@ def probability_faster(side: Side, other: Side) -> float:
 def _run_of(side: Side) -> tuple[Any, ...]:
     """Return what two layouts must share for their errors to be alike."""
     p = side.solutions.problem
-    return p.cost.device, p.cluster.network_bandwidth, p.model, p.run.framework, p.run.precision, p.run.seq_len
+    return p.cost.device, p.cluster, p.model, p.run.framework, p.run.precision, p.run.seq_len
 
 
 def verdicts(sides: Sequence[Side]) -> list[str]:

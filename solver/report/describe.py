@@ -24,4 +24,4 @@ def describe_strategy(s: Strategy) -> str:
     sizes += [f"groups of {s.micro_batch_group}"] if s.micro_batch_group and s.vpp > 1 else []
     sizes += [s.pipeline_layout] if s.pipeline_layout else []
     sizes += [f"{' and '.join(counted)} as layer{'s' * (len(counted) > 1)}"] if counted else []
-    return f"{s.tp_mode} {' '.join(sizes)}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"
+    return f"{' '.join([s.tp_mode, *sizes])}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"

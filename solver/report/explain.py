@@ -145,7 +145,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
     hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
     beside = "exchange beside another micro batch"
-    lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, Basis.ROOFLINE))
+    lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, None))
     lines += _step_lines(solutions, index, parts)
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError, printable, shown
+from profiler.errors import InputError, closest, printable, shown
 from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.choices import SCHEDULES, Recompute, TpMode, check_choice
@@ -49,7 +49,8 @@ def parse_constants(text: str) -> dict[str, Any]:
                 f"--set {name}: it is an axis of a search; foretrain search --fix {name}=... fixes it, or a config states it"
             )
         if name not in constants:
-            raise InputError(f"--set {name}: it is no constant of a run; constants are {', '.join(constants)}")
+            known = f"{closest(name, constants)}; constants are {', '.join(constants)}"
+            raise InputError(f"--set {name}: it is no constant of a run{known}")
     return found
 
 

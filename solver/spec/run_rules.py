@@ -250,7 +250,7 @@ def check_host(cluster: Cluster, run: Strategy) -> None:
     for key, stated, used in needs:
         if used and not stated:
             raise InputError(
-                f"offloading to the host needs {key} of the cluster: what one GPU reaches of it while all of its node do "
-                f"(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, NVLink-C2C 400; "
+                f"offloading to the host needs {key} of the cluster, as --cluster dgx_h100 states it: what one GPU reaches of "
+                f"it while all of its node do (PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, NVLink-C2C 400; "
                 "memory of the host a few tens)"
             )

@@ -25,6 +25,7 @@ class ShardedWeights:
     gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. head: [S] those of a
     head that is gathered as a layer is, apart from the root. apart: as in DataParallel.zero3_by_tensor. again: share of the
     weights that is then gathered again after recomputation. reducing: [S] share of the micro batches that reduce gradients.
+    last: kind of the last layer.
     """
 
     gather: tuple[SideStreamWork, ...]
@@ -34,6 +35,7 @@ class ShardedWeights:
     apart: bool
     again: float
     reducing: np.ndarray
+    last: int
 
 
 def tensors_of_layer(problem: Problem) -> int:
@@ -101,7 +103,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     root = work("root", ways[0]).exposed + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
     again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
-    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again, reducing)
+    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again, reducing, int(problem.kinds.of_layer[-1]))
 
 
 def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
@@ -162,8 +164,8 @@ def exposed_by_sharding(
     root[chosen] = weights.root[row] + (0.0 if apart else weights.gather[0].communication[row])
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
-        root[chosen] += gather.overlapped_with(forward[-1, chosen]) if run.overlap_param_gather else gather.exposed
-        last = scatter.overlapped_with(backward[-1, chosen]) if run.overlap_grad_reduce else scatter.exposed
+        root[chosen] += gather.overlapped_with(forward[weights.last, chosen]) if run.overlap_param_gather else gather.exposed
+        last = scatter.overlapped_with(backward[weights.last, chosen]) if run.overlap_grad_reduce else scatter.exposed
         root[chosen] += last * reducing
     return layer, recomputing, root
 

@@ -40,6 +40,13 @@ def units(problem: Problem, splits: Splits, name: str) -> np.ndarray:
     return np.maximum(layers / splits.pp, 1.0)
 
 
+def tensors_of_stage(problem: Problem, splits: Splits) -> np.ndarray:
+    """Return how many tensors hold the parameters of a stage's layers, on average over the stages; [splits]."""
+    per_layer = problem.framework.data_parallel.tensors_per_layer
+    found: np.ndarray = per_layer * problem.model.num_hidden_layers / splits.pp
+    return found
+
+
 def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], splits: Splits) -> list[Op]:
     """Return every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
 
@@ -54,7 +61,7 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         if problem.is_frozen(name):
             continue
         shared = shares_vocabulary(problem, splits) & (name == OTHERS)
-        tensors = np.where(shared, 2, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
+        tensors = np.where(shared, 2, np.ceil(tensors_of_stage(problem, splits)))
         count = buckets(problem, splits, group.elements, whole, group.size)
         sharded = units(problem, splits, name) if problem.framework.data_parallel.shards_units else count
         ops += _exchange_ops(problem, name, group, shards[name], (count, sharded), np.minimum(shards[name], tensors))
@@ -168,7 +175,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
 def list_seconds(problem: Problem, splits: Splits) -> np.ndarray:
     """Return the seconds of the host for the lists of parts that ZeRO's collectives take, [splits]."""
     sync, ranks = problem.framework.data_parallel, shard_ranks(problem, splits)[OTHERS]
-    tensors = sync.tensors_per_layer * problem.model.num_hidden_layers / splits.pp
+    tensors = tensors_of_stage(problem, splits)
     seconds: np.ndarray = sync.seconds_per_part * tensors * np.where(ranks > 1, ranks, 0)
     return seconds
 

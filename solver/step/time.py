@@ -19,7 +19,7 @@ from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
 from solver.step.stage_seconds import SlowestStage
-from solver.step.step_ops import buckets, units
+from solver.step.step_ops import buckets, tensors_of_stage, units
 from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms
 
@@ -99,7 +99,7 @@ def accumulations(problem: Problem, zero: Any, number: Any, pp: Any) -> np.ndarr
 def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
     """Return the seconds in which the host launches the kernels of an optimizer that works tensor by tensor, [splits]."""
     sync = problem.framework.data_parallel
-    tensors = sync.tensors_per_layer * problem.model.num_hidden_layers / terms.splits.pp + 2  # and the ends
+    tensors = tensors_of_stage(problem, terms.splits) + 2  # and the ends
     seconds: np.ndarray = sync.optimizer_launches * ASSUMED_LAUNCH * tensors
     return seconds
 

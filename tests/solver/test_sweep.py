@@ -264,3 +264,9 @@ def test_a_file_that_needs_a_number_of_gpus_is_told_from_its_edited_self(tmp_pat
     before = inputs_of([str(path)], [])[f"model {path}"]
     path.write_text("seq_len = 8192")
     assert inputs_of([str(path)], [])[f"model {path}"] != before
+
+
+def test_the_default_batch_is_that_of_a_search_on_every_number_of_gpus() -> None:
+    # 4,194,304 tokens are 1,024 sequences of 4,096; the multiple of 96 GPUs next to them is 1,056
+    row = price(Point("llama3_8b", None, "h100_sxm", None, 96, None), Options())
+    assert (row["global_batch_size"], row["reason"]) == (1056 * 4096, None)

@@ -154,7 +154,7 @@ def test_a_window_that_no_sequence_fills_is_left_out_by_files_without_windows(tm
     model = model_of("mistral_7b")
     run = next(iter(layouts_of(model, "nanotron", 1))).replace(seq_len=4096)
     text = exported(tmp_path / "run.yaml", model, run, 8)["run.yaml"]
-    assert "# the window of 4096 tokens is left out: no sequence of 4096 is longer\n" in text
+    assert "; the window of 4096 tokens is left out: no sequence of 4096 is longer\n" in text
     with pytest.raises(InputError, match="nanotron's YAML has no place for sliding_window 4096"):
         exported(tmp_path / "run.yaml", model, run.replace(seq_len=8192), 8)
     script = exported(tmp_path / "run.sh", model, next(iter(layouts_of(model, "megatron-core", 1))), 8)["run.sh"]

@@ -36,11 +36,11 @@ def test_the_fullest_stage_is_a_middle_one_where_layers_do_not_divide() -> None:
     assert part(found, "optimizer")[0] == pytest.approx(parameters * 40 * BYTE + 4 * LINK, rel=1e-12)
 
 
-def _tables_of_gathers(framework: str, ranks: int) -> list[dict[str, Any]]:
-    """Return kind, bytes and count of the messages that gather TINY's parameters from ``ranks`` ZeRO-1 ranks."""
-    problem = make_problem(TINY, ranks, toy_cost(), 32, framework=framework)
-    layouts = Layouts.of([problem.run.replace(zero=1, zero_shard_size=ranks)])
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=ranks)])
+def _tables_of_gathers(framework: str, ranks: int, pp: int = 1) -> list[dict[str, Any]]:
+    """Return kind, bytes and count of the messages that gather TINY's parameters from ``ranks`` ZeRO-1 ranks of a stage."""
+    problem = make_problem(TINY, ranks * pp, toy_cost(), 32, framework=framework)
+    run = problem.run.replace(dp=ranks, pp=pp, zero=1, zero_shard_size=ranks)
+    layouts, found = Layouts.of([run]), estimated(problem, [run])
     ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, layouts.splits), layouts.splits)
     gathers = [op for op in ops if op.name == "parameters.all_gather"]
     return [{"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
@@ -54,6 +54,7 @@ def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> N
         assert _tables_of_gathers("internevo-2024", ranks) == [
             {"kind": "broadcast", "bytes": pytest.approx(2 * size / senders), "count": senders} for size in (linears, others)
         ]
+    assert [gather["count"] for gather in _tables_of_gathers("internevo-2024", 16, pp=2)] == [7, 7], "those of a stage's layer"
     # others all-gather them at once: one bucket each
     assert [gather["kind"] for gather in _tables_of_gathers("generic", 8)] == ["all_gather"] * 2
     assert [gather["count"] for gather in _tables_of_gathers("generic", 8)] == [1, 1]
