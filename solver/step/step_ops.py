@@ -10,6 +10,7 @@ from solver.layers.program import MEMORY_BOUND, OTHERS, Op, message
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Placement, placement
 from solver.spec.precision import MOMENTS
+from solver.spec.recipes import FP32
 from solver.step.ddp_buckets import ddp_buckets
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
@@ -144,10 +145,19 @@ def orthogonalises(problem: Problem, name: str) -> bool:
     return problem.run.optimizer == "muon" and name != OTHERS
 
 
+#: Bytes per parameter by which Transformer Engine's Adam widens narrow moments for its step and narrows them again: read, fp32
+#: written, read, written narrow (of bf16 twice, a tensor of its own first; of 8 bits the largest value is looked for before).
+#: Source: fused_adam.py (get_unscaled_state, _apply_scale), as read.
+WIDENED = {"bf16": 2 * (2 + FP32 + FP32 + 2 + 2 + 2), "8bit": 2 * (1 + FP32 + FP32 + FP32 + 1)}
+
+
 def adam_bytes(problem: Problem) -> float:
-    """Return the memory traffic of an Adam step per parameter: narrower moments are read and written in fewer bytes."""
-    saved = 2 * 2 * (MOMENTS["fp32"] - MOMENTS[problem.run.optimizer_states])
-    return problem.framework.data_parallel.optimizer_bytes_per_parameter - saved
+    """Return the memory traffic of an Adam step per parameter: narrower moments are read and written in fewer bytes, unless
+    they are widened for it."""
+    whole, states = problem.framework.data_parallel.optimizer_bytes_per_parameter, problem.run.optimizer_states
+    if problem.framework.memory.fused_adam_copies and states in WIDENED:
+        return whole + WIDENED[states]
+    return whole - 2 * 2 * (MOMENTS["fp32"] - MOMENTS[states])
 
 
 def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:

@@ -11,7 +11,7 @@ from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, 
 from predictor.cost_model import CostModel
 from solver.step.layouts import Layouts
 from solver.step.parameter_groups import parameter_groups
-from solver.step.step_ops import synchronisation_ops
+from solver.step.step_ops import adam_bytes, synchronisation_ops
 
 #: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
 PARAMETERS = 2 * 36_864 + 2 * 128 + 2 * 16_384 + 64
@@ -142,3 +142,14 @@ def test_the_two_tables_that_all_ranks_share_are_broadcast_by_two_of_them() -> N
     sent = [op for op in ops if op.name == "parameters.all_gather" and np.all(op.count > 0)]
     others = PARAMETERS - 2 * 36_864
     assert [(float(op.count[0]), float(op.dims["bytes"][0])) for op in sent] == [(2.0, others * 2 / 2)]
+
+
+@pytest.mark.parametrize(("framework", "states", "moved"), [
+    ("megatron-core", "fp32", 0), ("megatron-core", "remainder", 0), ("megatron-core", "bf16", 32),
+    ("megatron-core", "8bit", 28),
+    ("nemo-automodel", "bf16", -8),
+])  # fmt: skip
+def test_narrow_moments_move_more_bytes_where_they_are_widened_for_the_step(framework: str, states: str, moved: int) -> None:
+    # 30 bytes of Adam in fp32; torch's reads and writes two moments in 16 bits each, Transformer Engine's widens and narrows
+    problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework, optimizer_states=states)
+    assert adam_bytes(problem) == 30 + moved
