@@ -19,6 +19,8 @@ _TOWER = re.compile(r"(vision|image|visual|audio|speech|video|vq)_config")
 
 #: Keys that a null switches off, where one that is left out has what its class has by default.
 _OFF_BY_NULL = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "attention_chunk_size")
+#: Parts of a model that training may leave out.
+_LEFT_OUT = ("num_nextn_predict_layers", "num_mtp_modules")
 MARKS = {"model_type", "architectures", "transformers_version"}
 #: Methods whose weights train under adapters alone (transformers/quantizers).
 _FEW_BITS = ("gptq", "awq", "aqlm", "hqq", "quip", "vptq", "spqr", "higgs", "eetq")
@@ -142,7 +144,8 @@ def _outer(whole: Mapping[str, Any], nested: bool) -> dict[str, Any]:
 def _refuse_unknown(given: Mapping[str, Any], read: set[str], called: str, where: str) -> None:
     for key, value in given.items():
         if key not in read and is_other_work(key, value, called):
-            raise InputError(f"{where}: {key} of {called} is not modelled (it is {str(value)[:40]}); estimates would miss it")
+            without = "; set it to 0 to estimate the model without it" if key in _LEFT_OUT else "; estimates would miss it"
+            raise InputError(f"{where}: {key} of {called} is not modelled (it is {str(value)[:40]}){without}")
 
 
 def unread_keys(config: Mapping[str, Any]) -> list[str]:

@@ -46,6 +46,21 @@ def read_seed_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> 
     read |= {"attention_bias", "attention_out_bias", "mlp_bias"}
 
 
+def read_granite_hybrid(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a Granite 4.0 whose layers are all attention and which has no experts: its MLP is the one called shared."""
+    layers = size_of(config, "num_hidden_layers", 32)
+    kinds = config.get("layer_types") or ["mamba"] * layers
+    if any(kind != "attention" for kind in kinds):
+        raise InputError("layer_types of granitemoehybrid has state-space layers, which are not modelled beside attention")
+    if size_of(config, "num_local_experts", 8, least=0):
+        raise InputError("num_local_experts of granitemoehybrid is not 0: experts beside a shared MLP are not modelled there")
+    values["intermediate_size"] = size_of(config, "shared_intermediate_size", 1024)
+    values |= biases(qkv_bias=flag_of(config, "attention_bias"), output_bias=flag_of(config, "attention_bias"))
+    values["position"] = "none" if config.get("position_embedding_type") == "nope" else "rope"
+    read |= {"layer_types", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "attention_bias"}
+    read |= {"position_embedding_type", *(key for key in config if key.startswith("mamba_"))}
+
+
 def read_olmo3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer, or as its layer_types say, sees all tokens, and the others a window."""
     attention = flag_of(config, "attention_bias")
@@ -124,6 +139,7 @@ FAMILIES: Mapping[str, Family] = {
         special=read_bailing,
     ),
     "ernie4_5": Family(fixed=LLAMA, tied=True, special=read_ernie),
+    "granitemoehybrid": Family(fixed=LLAMA, special=read_granite_hybrid),
     "hunyuan_v1_dense": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_hunyuan),
     "minimax_m2": Family(
         fixed={**LLAMA, **biases(), "router_score": "sigmoid"},

@@ -183,7 +183,7 @@ NOT_DECODERS: Mapping[str, str] = {
     **dict.fromkeys(("bert", "roberta", "deberta-v2", "electra", "modernbert", "vit", "clip"), _ENCODER),
     **dict.fromkeys(("t5", "bart", "whisper", "mt5"), _BOTH),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _STATE),
-    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "zamba", "zamba2"), _HYBRID),
+    **dict.fromkeys(("bamba", "falcon_h1", "zamba", "zamba2"), _HYBRID),
     "minimax": "that of MiniMax's models (01 and M1 mix softmax and lightning attention; M2's is minimax_m2)",
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
     **dict.fromkeys(("kimi_linear", "bailing_moe_linear"), _LINEAR),

@@ -49,7 +49,7 @@ def test_the_checkpoints_cover_the_families() -> None:
         "qwen3_5_moe_text",
     }  # to some digits, in other tests
     without_a_figure = {"codegen", "cohere2", "glm", "glm4", "granite", "minicpm", "nemotron"}
-    as_another = {"qwen3_vl_moe_text"}  # as the family of the same shapes, below
+    as_another = {"granitemoehybrid", "qwen3_vl_moe_text"}  # as the family of the same shapes, below
     assert set(FAMILIES) - covered == announced_only | without_a_figure | as_another
 
 
@@ -144,7 +144,8 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
         (LLAMA | {"model_type": "bert"}, "config.json: model_type bert is an encoder, which is not modelled"),
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
         ({**LLAMA, "model_type": None, "architectures": ["FooModel"]}, "model_type not given is not known"),
-        (LLAMA | {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers of llama is not modelled (it is 1)"),
+        (LLAMA | {"num_nextn_predict_layers": 1},
+         "num_nextn_predict_layers of llama is not modelled (it is 1); set it to 0 to estimate"),
         *[(LLAMA | {"model_type": kind, "sliding_window": 1024}, f"sliding_window of {kind} is not modelled (it is 1024)")
           for kind in ("llama", "olmo", "olmo2", "glm4", "phi", "stablelm", "nemotron", "cohere")],
         *[(LLAMA | {"model_type": kind, "layer_types": ["full_attention", "linear_attention"]},
@@ -439,6 +440,20 @@ def test_biases_of_recent_families() -> None:
         parameters(read(LLAMA | {"model_type": "hunyuan_v1_dense", "attention_bias": on})) for on in (False, True)
     )
     assert biased - hunyuan == 32 * (6144 + 4096)
+
+
+def test_a_granite_of_attention_alone_is_a_granite() -> None:
+    """Granite 4.0 Micro: its dense layers have the MLP that the layers of its larger kin have beside experts."""
+    kept = {"layer_types": ["attention"] * 32, "num_local_experts": 0, "shared_intermediate_size": 14336}
+    micro = LLAMA | kept | {"model_type": "granitemoehybrid", "intermediate_size": 512, "mamba_d_state": 256}
+    assert read(micro) == read(LLAMA | {"model_type": "granite"})
+    assert read(micro | {"position_embedding_type": "nope"}).position == "none"
+    for other, message in (
+        ({"layer_types": ["mamba"] * 32}, "layer_types of granitemoehybrid has state-space layers"),
+        ({"num_local_experts": 64}, "num_local_experts of granitemoehybrid is not 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read(micro | other)
 
 
 def test_model_types_are_either_read_or_refused() -> None:
