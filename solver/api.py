@@ -245,8 +245,10 @@ def time_attention(
 def estimate(problem: Problem, strategies: list[Strategy]) -> Solutions:
     """Estimate explicit layouts of one problem.
 
-    Raises InputError for a layout that no framework could run, and for one whose constants are not those of the problem.
+    Raises InputError for no layouts, for one that no framework could run, and for one whose constants are not the problem's.
     """
+    if not strategies:
+        raise InputError("there is no layout to estimate: strategies is empty")
     for strategy in strategies:
         _same_constants(problem.run, strategy)
         check_layout(problem.model, problem.cluster, strategy)

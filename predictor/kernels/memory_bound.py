@@ -31,43 +31,55 @@ GIVEN_UNCERTAINTY = 0.25
 KIND_SHARE = {
     "norm": 0.54, "norm_grad": 0.52, "norm_grad_torch": 0.25, "norm_grad_apex": 0.33, "row": 0.40, "gated_act": 0.55,
     "act": 0.67, "act_grad": 0.75, "softmax": 0.78, "softmax_grad": 0.75, "rope": 0.48, "residual": 0.90, "embedding": 0.17,
-    "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35, "mixed": 0.69,
+    "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35, "mixed": 0.69, "cast": 0.69, "strided": 0.90,
     "permute": 0.65,
 }  # fmt: skip
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
-#: one more sum, 24, fused 4.
+#: one more sum, 24, fused 4. Both products and the half that is negated are ``strided``.
 #: gated_act: activation 4, product 6 = 10, fused 6; backward two products 12, activation 6 = 18, fused 10.
-#: mixed: a 16-bit value is added to one in fp32: kernels of torch that cast as they load read no vectors; a cast alone reaches
-#: 1.41 of 2.04 TB/s on H100 PCIe (pytorch's pull request 137053, before it vectorised casts).
+#: mixed: a 16-bit value is added to one in fp32; cast: to fp32: kernels of torch that cast as they load read no vectors; a cast
+#: alone reaches 1.41 of 2.04 TB/s on H100 PCIe (pytorch's pull request 137053, before it vectorised casts).
 #: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
 #: scale 8 and 16, mean 8, square 20, the sum of both paths 12 = 88, fused 6. Kernels that reduce a row or broadcast along it
 #: (16 of the 36, 44 of the 88) run at the rate of ``row``, that of vLLM's RMSNorm. Liger's benchmark of Hugging Face's chain at
 #: 2,048 x 32,768 on H100 says 0.067 and 0.039 of the bandwidth for the fused bytes; this gives 0.059 and 0.036.
 #: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 per logit, backward 16; fused 4 each.
-#: expert_bias: product with the probabilities in fp32 4, sum 10, join 8, to 16 bits 6 = 28 per value, fused 4; backward: to
-#: fp32 6, to 16 bits 6, split 4, and for bias and probabilities a product 8 and its sum 4 each = 40, fused 2.
+#: expert_bias: product with the probabilities in fp32 4, sum 10 (mixed), join 8, to 16 bits 6 = 28 a value, fused 4; backward:
+#: to fp32 6 (cast), to 16 bits 6, split 4, and for bias and probabilities a product 8 and its sum 4 each = 40, fused 2.
 #: expert_bias_half, the same with probabilities in 16 bits: product 2, sum 6, join 4 = 12; backward: split 4, for bias and
-#: probabilities a product 4 and its sum 2 each = 16.
+#: probabilities a product 4 and its sum 2 each = 16. Products with what is broadcast are strided, one value of 4 bytes each;
+#: those in fp32, whose sums follow, are priced as rows, which takes longer.
 #: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 per score, fused 4 (the scale is in the GEMM); the
 #: gradients of each 28, fused 6.
 EAGER_BYTES = {
-    "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
+    "rope_eager": {"residual": 10 / 4, "strided": 10 / 4}, "rope_eager_grad": {"residual": 14 / 4, "strided": 10 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 18 / 10},
     "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
-    "expert_bias_eager": {"residual": 24 / 4, "row": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "row": 24 / 2},
-    "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 12 / 2},
+    "expert_bias_eager": {"residual": 14 / 4, "mixed": 10 / 4, "row": 4 / 4},
+    "expert_bias_eager_grad": {"residual": 10 / 2, "cast": 6 / 2, "row": 24 / 2},
+    "expert_bias_half_eager": {"residual": 10 / 4, "strided": 4 / 4},
+    "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 4 / 2, "strided": 8 / 2},
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip
+#: torch's kernels for tensors that are not contiguous (views, what is broadcast) and those that cast as they load take one
+#: value after the other, without vectors (gpu_kernel_impl_nocast in aten/src/ATen/native/cuda/CUDALoops.cuh): more bandwidth
+#: does not help them. Values a second of each multiprocessor: the geometric mean of what GH200's rope_eager in the shipped
+#: profiles takes without its contiguous passes (3.3e9 forward, 1.9e9 backward), prelu of H200 (2.4e9: tile-ai/TileOPs pull
+#: request 500), and casts to fp32 of H100 PCIe (2.1e9: pytorch pull request 137053) and of a device of 8 TB/s (2.6e9, if it is
+#: B200: PaddlePaddle/Paddle pull request 76988). A100, at a fourth less clock, casts 1.7e9 (pytorch pull request 195542).
+SCALAR_RATE = 2.4e9
+#: Bytes of a value in each of these kinds.
+_SCALAR = {"strided": 4.0, "cast": 6.0, "mixed": 10.0}
 #: A kernel's share of the bandwidth falls as a power of the bandwidth of a multiprocessor, which issues its instructions:
 #: torch's reach 8% less of GH200's (30 GB/s for each) than of A100's (19), in the median of ten kinds; vLLM's quantisation 10%
 #: less of B200's (54) than of H100's (25). KIND_SHARE is of the mean of A100 and GH200, but for _ON_BLACKWELL.
 ISSUE_EXPONENT, USUAL_PER_SM = 0.16, 24e9
 _ON_BLACKWELL = ("hadamard_quantize", "cross_entropy", "permute")  #: measured on B200, too
 #: Kinds that take a measured one's constants where they were not measured: reductions and broadcasts those of norms.
-_MEASURED_LIKE = {"row": "norm"}
+_MEASURED_LIKE = {"row": "norm", "strided": "residual"}
 _GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not measured is as fast as the forward one
 #: Plain streams: kinds whose median fraction replaces that of a kind never measured on this device.
 COPY_LIKE = ("residual", "quantize", "copy")
@@ -143,6 +155,13 @@ class MemoryBoundModel:
         if kind in self.kinds:
             i = self.kinds.index(kind)
             return tuple(float(c[i]) for c in (self.launch, self.fraction, self.uncertainty, self.smallest, self.largest))
+        if kind in _SCALAR:
+            launch, fraction, *_ = self._vectors(kind)
+            return launch, min(fraction, _SCALAR[kind] * SCALAR_RATE * self.num_sms / self.bandwidth), DEFAULT[2], 0.0, 0.0
+        return self._vectors(kind)
+
+    def _vectors(self, kind: str) -> tuple[float, ...]:
+        """Return the constants of a kind that was not measured, as far as memory limits it."""
         like = _MEASURED_LIKE.get(kind, "")
         if like in self.kinds:
             return self._constants(like)

@@ -161,7 +161,7 @@ IDLE: dict[str, tuple[object, ...]] = {
 HYBRID_LAYERS = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
-    "use-torch-fsdp2": "FSDP2",
+    "use-torch-fsdp2": "FSDP2 under Megatron-LM (of other code: --framework fsdp2)",
     "delta-offload-bytes-across-pp-ranks": "stages that keep less on the host than others",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
     "hybrid-attention-ratio": "layers that are no transformer layers",

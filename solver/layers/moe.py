@@ -159,12 +159,15 @@ def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:
 def _clamps(shapes: Shapes, elements: Array) -> list[Op]:
     """Kernels that clamp ``elements`` outputs of the gate, and of the up projection, where the activation does not do so.
 
-    Bytes of each pair in 16 bits: clamp one (4) and the other (4), join both (8); backward compares (3), selects (5); compares
-    twice, joins the comparisons and selects (14); joins both (8).
+    Bytes of each pair in 16 bits: clamp one and the other, which are views (4 each), join both (8); backward compares and
+    selects, compares twice and selects, of views (4 each), joins the comparisons (3) and both gradients (8).
     """
     if not (shapes.model.clamped_gate and shapes.framework.kernels.clamps_apart):
         return []
-    return memory_bound("experts.activation.clamp", MODULE, "residual", elements, 16, 30)
+    return [
+        *memory_bound("experts.activation.clamp", MODULE, "strided", elements, 2 * 4, 5 * 4),
+        *memory_bound("experts.activation.join", MODULE, "residual", elements, 8, 11),
+    ]
 
 
 def _waiting(shapes: Shapes, activation: list[Op]) -> list[Op]:

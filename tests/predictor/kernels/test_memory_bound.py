@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,10 +37,9 @@ def test_kinds_that_were_not_measured(kind: str, share: float) -> None:
 
 
 #: Bytes of each eager chain for each byte of the fused kernel: by plain streams, and by kernels that reduce a row or broadcast
-#: along it. Per 16-bit element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10; norm 20 + 16 of 4,
+#: along it. Per 16-bit element: gated activation 10 of 6, 18 of 10; norm 20 + 16 of 4,
 #: 44 + 44 of 6; cross entropy 38 and 16 of 4; softmax 24 of 4 and 28 of 6.
 CHAINS = {
-    "rope_eager": (5.0, 0.0), "rope_eager_grad": (6.0, 0.0),
     "gated_act_eager": (10 / 6, 0.0), "gated_act_eager_grad": (1.8, 0.0),
     "norm_eager": (5.0, 4.0), "norm_eager_grad": (44 / 6, 44 / 6),
     "cross_entropy_eager": (9.5, 0.0), "cross_entropy_eager_grad": (4.0, 0.0),
@@ -53,6 +53,29 @@ def test_chains_of_eager_kernels(kind: str) -> None:
     found = MemoryBoundModel.fit(NOTHING, DEVICE).predict(kind, SIZE)
     assert found.seconds == pytest.approx(expected, rel=1e-12)
     assert found.relative_std == 0.30 and found.basis == Basis.ROOFLINE
+
+
+def test_kernels_without_vectors_are_limited_by_the_multiprocessors() -> None:
+    """Of 132 multiprocessors 2.4e9 values a second each: 4, 6 and 10 bytes; slower memory limits them as others."""
+    fit = MemoryBoundModel.fit(NOTHING, replace(DEVICE, memory_bandwidth=8e12))
+    for kind, value in (("strided", 4), ("cast", 6), ("mixed", 10)):
+        assert seconds(fit, kind) == pytest.approx(3e-6 + SIZE / value / (132 * 2.4e9), rel=1e-12)
+    slow = MemoryBoundModel.fit(NOTHING, replace(DEVICE, memory_bandwidth=1e12))
+    assert seconds(slow, "strided") == pytest.approx(3e-6 + SIZE * 1e-12 / 0.90, rel=1e-12)
+    assert seconds(slow, "mixed") == pytest.approx(3e-6 + SIZE * 1e-12 / 0.69, rel=1e-12)
+    # rope: 10 contiguous bytes and 10 of views for each value of 4; backward one more sum
+    for kind, contiguous in (("rope_eager", 10), ("rope_eager_grad", 14)):
+        assert seconds(fit, kind) == pytest.approx(
+            seconds(fit, "residual", SIZE * contiguous / 4) + seconds(fit, "strided", SIZE * 10 / 4), rel=1e-12
+        )
+
+
+def test_more_memory_bandwidth_is_no_help_where_multiprocessors_limit() -> None:
+    table = Table.from_columns("memory_bound", rows("residual", share=6.4))
+    fit = MemoryBoundModel.fit(table, replace(DEVICE, memory_bandwidth=8e12))
+    wider = fit.on(replace(DEVICE, memory_bandwidth=16e12))
+    assert seconds(wider, "strided") == pytest.approx(seconds(fit, "strided"), rel=1e-9)
+    assert seconds(wider, "residual") < 0.6 * seconds(fit, "residual")
 
 
 @pytest.mark.parametrize(("kind", "times"), [("softmax_eager", 6.0), ("softmax_eager_grad", 28 / 6)])

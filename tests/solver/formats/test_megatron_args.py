@@ -455,7 +455,10 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"use_torch_fsdp2": True}, "--use-torch-fsdp2: FSDP2 is not modelled"),
+        (
+            {"use_torch_fsdp2": True},
+            "--use-torch-fsdp2: FSDP2 under Megatron-LM",
+        ),
         ({"num_experts": 8, "moe_layer_freq": "([0]*99999999999)"}, "--moe-layer-freq is '([0]*99999999999)'"),
         ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 3}, "3 does not divide the 8"),
         ({"optimizer": "sgd"}, "--optimizer 'sgd' is not modelled; adam, muon, dist_muon are"),

@@ -98,7 +98,11 @@ def test_every_shipped_set_of_arguments_is_read(tmp_path: Path) -> None:
         ("--num-layers: 12", "--num-layers: twelve", "Megatron's --num-layers is 'twelve'; it must be a whole number"),
         ("--num-layers: 12", "num-layers: 12", "line 6: MODEL_ARGS has 'num-layers', which begins with no --"),
         ("--split: 949,50,1", "--brand-new: 1", "Megatron's --brand-new is not known here"),
-        ("--split: 949,50,1", "--use-torch-fsdp2: true", "FSDP2 is not modelled"),
+        (
+            "--split: 949,50,1",
+            "--use-torch-fsdp2: true",
+            "FSDP2 under Megatron-LM",
+        ),
         ("MODEL_ARGS:\n", "MODEL_ARGS: 3\nOTHER:\n", "MODEL_ARGS must be a mapping of arguments"),
     ],
 )

@@ -148,7 +148,11 @@ def test_an_example_as_it_is_published(tmp_path: Path) -> None:
     [
         ("train_iters: 50", "train_itters: 50", "line 1[0-9]: Primus's train_itters is not known here"),
         ("train_iters: 50", "use_turbo_mega_moe: true", "a fused layer of experts is not modelled"),
-        ("train_iters: 50", "use_torch_fsdp2: true", "FSDP2 is not modelled"),
+        (
+            "train_iters: 50",
+            "use_torch_fsdp2: true",
+            "FSDP2 under Megatron-LM",
+        ),
         ("train_iters: 50", "recompute_layer_ids: [1, 99]", "a list of layers from 0 to 26, with recompute_granularity full"),
         (
             "train_iters: 50",

@@ -237,8 +237,11 @@ def test_biases_and_clamps_of_megatron_by_hand() -> None:
     model = MOE.replace(mlp_bias=True, clamped_gate=True)
     layer = program(model, ep=4, framework="megatron-core")
     rows = SEQ * TOP  # of the two experts of a rank together
-    assert memory_bytes(layer, "experts.activation.clamp.forward") == rows * WIDTH * 16
-    assert memory_bytes(layer, "experts.activation.clamp.input_grad") == rows * WIDTH * 30
+    assert memory_bytes(layer, "experts.activation.clamp.forward") == rows * WIDTH * 2 * 4  # views: two kernels, and five
+    assert memory_bytes(layer, "experts.activation.clamp.input_grad") == rows * WIDTH * 5 * 4
+    assert {o.variant for o in layer.ops if o.name == "experts.activation.clamp"} == {"strided"}
+    assert memory_bytes(layer, "experts.activation.join.forward") == rows * WIDTH * 8
+    assert memory_bytes(layer, "experts.activation.join.input_grad") == rows * WIDTH * 11
     assert memory_bytes(layer, "experts.bias.forward") == rows * HIDDEN * 4  # of one kernel; the chain moves 12
     assert op(layer, "experts.bias.input_grad")["count"] == 2
     (forward,) = [o for o in layer.ops if o.label == "experts.bias.forward"]
@@ -247,13 +250,13 @@ def test_biases_and_clamps_of_megatron_by_hand() -> None:
     assert {o.variant for o in wide.ops if o.label == "experts.bias.forward"} == {"expert_bias_eager"}
     plain = program(ep=4, framework="megatron-core")
     names = {o.name for o in layer.ops} - {o.name for o in plain.ops}
-    assert names == {"experts.activation.clamp", "experts.bias"}
+    assert names == {"experts.activation.clamp", "experts.activation.join", "experts.bias"}
     assert saved(layer, "expert_clamped") == saved(layer, "expert_act_input") == rows * 2 * WIDTH * 2
     again = program(model, ep=4, framework="megatron-core", recompute="selective", recompute_modules="moe_act")
     dropped = next(tensor for tensor in again.saved if tensor.name == "expert_clamped").dropped_by
     assert Recompute.SELECTIVE in dropped
     assert {o.name for o in again.ops if Recompute.SELECTIVE in o.recomputed_by} == {
-        "experts.activation", "experts.activation.clamp"}  # fmt: skip
+        "experts.activation", "experts.activation.clamp", "experts.activation.join"}  # fmt: skip
 
 
 def test_a_framework_that_compiles_adds_biases_in_one_kernel() -> None:
@@ -373,7 +376,8 @@ def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
     gone = [o.label for o in apart.ops if o.label not in {other.label for other in fused.ops}]
     assert sorted(gone) == [
         "experts.activation.clamp.forward", "experts.activation.clamp.input_grad", "experts.activation.forward",
-        "experts.activation.input_grad", "experts.bias.forward", "experts.bias.input_grad",
+        "experts.activation.input_grad", "experts.activation.join.forward", "experts.activation.join.input_grad",
+        "experts.bias.forward", "experts.bias.input_grad",
         "experts.pad.forward", "experts.pad.input_grad", "experts.unpad.forward", "experts.unpad.input_grad",
         "experts.w13.output_cast.input_grad", "experts.w2.input_cast.forward",
     ]  # fmt: skip
