@@ -21,7 +21,7 @@ from solver.api import load_problem
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.words import PART_NAMES
-from solver.search.search import search
+from solver.search.laid_out import search_with_strings
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, TOKENS, SEQ_LEN = 512, 4_194_304, 4096
@@ -56,7 +56,7 @@ def best_row(title: str, model: str, profile: Profile, sheet: Datasheet, precisi
     config = ROOT / "configs" / "models" / f"{model}.json"
     constants = {"seq_len": SEQ_LEN, "framework": "megatron-core", "precision": precision}
     problem = load_problem(config, WORLD, profile=profile, cluster=cluster, **constants)
-    best = search(problem, TOKENS // SEQ_LEN, 1, jobs=2).best
+    best = search_with_strings(problem, TOKENS // SEQ_LEN, 1, jobs=2)[1].best
     why, tokens = explain(best, 0), best.tokens[0] / WORLD
     low, high = why.interval
     parts = sorted(why.by_part().items(), key=lambda item: -item[1])[:3]

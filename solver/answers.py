@@ -31,6 +31,7 @@ from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import memory_figure, pareto_figure, stages_figure
 from solver.report.terminal import breakdown, solutions_table, verdict_text
 from solver.report.timeline import step_timeline
+from solver.search.laid_out import search_laid_out
 from solver.search.search import SearchResult, search
 from solver.spec.strategy import Strategy
 from solver.step.memory import VERDICTS
@@ -165,4 +166,5 @@ def best_layout(
         found, said = find_profile(profile or described.get("hardware"))
     problem = load_problem(config, world_size, profile=found, cluster=described, **options)
     result = search(problem, global_batch_sequences, top, global_batch_tokens=global_batch_tokens, fixed=fixed, jobs=jobs)
+    _, result = search_laid_out(result, top, jobs)
     return Answer(result, said)

@@ -111,7 +111,8 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
         sequences, rounded = batch_or_default(options, inputs.problem, inputs.config)
     strategies = [configured_strategy(inputs.problem, inputs.config, sequences)]
     problem, _ = time_attention(inputs.problem, inputs.profile, strategies, folder=inputs.times)
-    return Side(text, estimate(problem, strategies)), inputs, rounded
+    source = inputs.profile.derivation
+    return Side(text, estimate(problem, strategies), source.kernels.name if source else inputs.profile.name), inputs, rounded
 
 
 def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace, dict[str, Any]]:

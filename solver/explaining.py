@@ -102,7 +102,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     if not args.own:
-        _, result = search_laid_out(result, batch, jobs=args.jobs)
+        _, result = search_laid_out(result, jobs=args.jobs)
         return decision_of_search(result), rounded, result
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
     return decision_of(problem, own, others), rounded, result

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import lcm
+from typing import Any
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
@@ -19,6 +20,7 @@ from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 _GRAIN = 1024  #: tokens; sequences are tried in steps of this
+_ONE_BY_ONE = 64  #: sequences of a micro batch
 _DOUBLINGS = 10  #: of a batch or a number of GPUs beyond what was asked
 
 
@@ -57,17 +59,26 @@ class Limit:
 
 
 def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
-    """Return how many sequences a micro batch may hold: those that divide the batch of a data-parallel rank, then, with as many
-    micro batches as the layout has and so a larger batch, twice as many and so on.
+    """Return how many sequences a micro batch may hold: those that divide the batch of a data-parallel rank and run, then, with
+    as many micro batches as the layout has and so a larger batch, more: up to 64 one by one, then twice as many and so on.
     """
     each, count = layout.micro_batch_size * layout.num_micro_batches, layout.num_micro_batches
-    same_batch = ((size, each // size) for size in range(1, each + 1) if each % size == 0)
-    larger = ((each << doubling, count) for doubling in range(1, _DOUBLINGS + 1))
-    changed = (
-        (size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
-        for size, number in chain(same_batch, larger) if size <= WHOLE_NUMBERS["micro_batch_size"][1]
-    )  # fmt: skip
-    return _limit("micro batch", _tried(changed), "no larger one was tried")
+    most = WHOLE_NUMBERS["micro_batch_size"][1]
+
+    def tried(sizes: Iterable[tuple[int, int]]) -> Iterator[Tried]:
+        return _tried(
+            (size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
+            for size, number in sizes if size <= most
+        )  # fmt: skip
+
+    def larger() -> Iterator[Tried]:
+        found = list(tried((size, each // size) for size in range(1, each + 1) if each % size == 0))
+        yield from found
+        last = found[-1].value if found else 0
+        sizes = chain(range(last + 1, _ONE_BY_ONE + 1), (_ONE_BY_ONE << doubling for doubling in range(1, _DOUBLINGS + 1)))
+        yield from tried((size, count) for size in sizes if size > last)
+
+    return _limit("micro batch", larger(), "no larger one was tried")
 
 
 def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
@@ -93,17 +104,23 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     """Return on how few GPUs the config's tp, cp, pp and ep fit, with the same batch: fewer data-parallel ranks shard less.
 
     Tried are the layout's own number of GPUs and fewer, from the most to the fewest; before them twice as many and so on, as
-    far as the batch divides, where its own are too few.
+    far as the batch divides, where its own are too few. As many instances of the optimizer stay where their number divides.
     """
     own = configured_strategy(problem, config, sequences)
     free = without_filling(config, own)
     broken: dict[int, InputError] = {}
 
+    def layout(dp: int) -> dict[str, Any]:
+        shard, rest = divmod(own.zero_shard_size * dp, own.dp)
+        if "zero_shard_size" in free:
+            return {k: v for k, v in free.items() if k != "zero_shard_size"} | ({} if rest else {"zero_shard_size": shard})
+        return free
+
     def on(dp: int) -> Iterator[Tried]:
         world = own.world_size // own.dp * dp
         try:
             other = problem.for_world(world)
-            yield Tried(world, estimate(other, [configured_strategy(other, replace(config, layout=free), sequences)]))
+            yield Tried(world, estimate(other, [configured_strategy(other, replace(config, layout=layout(dp)), sequences)]))
         except InputError as error:
             broken[dp] = error
 
@@ -111,7 +128,9 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     if tried and tried[0].verdict == VERDICTS[2]:
         more = [one for doubling in range(1, _DOUBLINGS + 1) for one in on(own.dp << doubling)]
         tried = [*reversed(more), *tried]
-    fewest = f"one data-parallel rank does not run: {broken[1]}" if 1 in broken else "one data-parallel rank is the fewest"
+    fewest = (
+        f"with one data-parallel rank it does not run: {broken[1]}" if 1 in broken else "one data-parallel rank is the fewest"
+    )
     return _limit("GPUs", tried, fewest)
 
 

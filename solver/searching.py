@@ -31,8 +31,9 @@ from solver.report.output import (
 from solver.report.pictures import pareto_figure, save_figure, scaling_figure, stages_figure
 from solver.report.terminal import balance_text, show_search
 from solver.search.balance import balanced
+from solver.search.divisions import Division
 from solver.search.fixed import LIMITED, fixed_but, parse_fixed, parse_varied
-from solver.search.laid_out import search_laid_out
+from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants, surest
 from solver.spec.strategy import Strategy
@@ -57,8 +58,10 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     sequences, rounded = searched_batch(args, problem, config)
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
     if args.search is not None:
-        stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
-        fixed = fixed_but(parse_varied(args.search), fixed, _written(problem, config, fixed), stated)
+        left = {"schedule", *Division._fields} if inputs is not whole else set()  # what a layout string of its own replaced
+        # InternEvo writes -1 for as many as there are
+        stated = [name for name, value in config.layout.items() if value != -1 and name not in left]
+        fixed = fixed_but(parse_varied(args.search), fixed, _written(whole.problem, config, fixed), stated)
     problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:
@@ -67,9 +70,9 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
             others, result = search_variants(
                 problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs
             )
+            others, result = _with_strings(others, result, args.top, args.jobs)
         else:
-            result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-            others, result = search_laid_out(result, sequences, args.top, args.jobs)
+            others, result = search_with_strings(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
     chosen = balanced(result.best, 0) if args.balance else None
     answer = chosen.solutions if chosen else _recommended(result)
     remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
@@ -81,6 +84,18 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     found |= tell_not_expressed(args, answer, console)
     _write_search(args, result, inputs.said, found, console)
     write_layout(args, answer, console)
+
+
+def _with_strings(others: list[Variant], result: SearchResult, top: int, jobs: int) -> tuple[list[Variant], SearchResult]:
+    """Return the searches of ``others`` and, of the fastest one's constants, of layout strings; and the fastest of them all."""
+    laid_out, fastest = search_laid_out(result, top, jobs)
+    if not laid_out:
+        return others, result
+    plain = [replace(other, constants={**other.constants, "pipeline_layout": ""}) for other in others]
+    strings = [
+        replace(one, constants={**others[0].constants, **one.constants}) for one in laid_out if one.constants["pipeline_layout"]
+    ]
+    return sorted([*plain, *strings], key=lambda variant: variant.seconds), fastest
 
 
 def _recommended(result: SearchResult) -> Solutions:

@@ -24,7 +24,7 @@ from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
 from solver.search.fixed import parse_fixed
-from solver.search.search import search
+from solver.search.laid_out import search_with_strings
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def price(point: Point, options: Options) -> Row:
         row |= {"seq_len": problem.run.seq_len, "framework": problem.run.framework}
         sequences = _sequences(point, inputs)
         row |= {"global_batch_size": sequences * problem.run.seq_len}
-        result = search(problem, sequences, 1, fixed=parse_fixed(options.fix or ""))
+        _, result = search_with_strings(problem, sequences, 1, fixed=parse_fixed(options.fix or ""))
     except InputError as error:
         return row | {"reason": str(error)}
     best, why = result.best, explain(result.best, 0)

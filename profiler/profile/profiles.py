@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, FOLDER, device_named, read_datasheet
+from profiler.profile.devices import DATASHEETS, FOLDER, Datasheet, device_named, read_datasheet
 from profiler.profile.profile import Device, Profile
 from profiler.profile.store import read_profile
 
@@ -62,7 +63,8 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
 def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DATA) -> tuple[Profile, str]:
     """Return (the profile rescaled to another device, a sentence that says so).
 
-    profile: whose kernels are rescaled; None: those that the device's file names (derived_from), or the shipped default.
+    profile: whose kernels are rescaled; None: those that the device's file names (derived_from), or of the measured device of
+    its architecture that is nearest, or the shipped default.
     name_or_path: a device of configs/devices, or a device file. Collectives are those of its links_from, where it names one.
     Raises InputError for a name that is not known.
     """
@@ -80,10 +82,22 @@ def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DA
             f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
             "device file (.json)"
         )
-    kernels = profile or read_profile(folder / f"{sheet.derived_from or DEFAULT_PROFILE}.pt")
+    kernels = profile or read_profile(folder / f"{sheet.derived_from or _measured_like(sheet)}.pt")
     links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
     found = derived_profile(name, sheet, kernels, links, where)
     return found, _said(found)
+
+
+def _measured_like(sheet: Datasheet) -> str:
+    """Return the measured device of a device's architecture that is nearest by its 16-bit peak, then by its memory's bandwidth;
+    the default where there is none."""
+    alike = [name for name, known in DATASHEETS.items() if not known.derived_from and known.architecture == sheet.architecture]
+
+    def apart(name: str) -> tuple[float, float]:
+        known, own = DATASHEETS[name].device, sheet.device
+        return abs(math.log(known.half_peak / own.half_peak)), abs(math.log(known.memory_bandwidth / own.memory_bandwidth))
+
+    return min(alike, key=apart, default=DEFAULT_PROFILE)
 
 
 def profile_of(name: str | None, path: Path | None, device: str | None) -> tuple[Profile, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +27,11 @@ _LEAST_GIB = 0.05  #: smaller parts of the memory are not listed
 
 @dataclass(frozen=True)
 class Side:
-    """What the user called it, and the estimate of one layout."""
+    """What the user called it, the estimate of one layout, and the name of the profile whose kernels it rests on."""
 
     name: str
     solutions: Solutions
+    kernels: str = ""
 
     @cached_property
     def why(self) -> Explanation:
@@ -57,18 +59,26 @@ def probability_faster(side: Side, other: Side) -> float:
     """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
 
     Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not is
-    ``LAYOUT_STD`` each. Of two machines, models or frameworks nothing is taken to be common.
+    ``LAYOUT_STD`` each. Of one run on two machines estimated from the same kernels, the smaller uncertainty of each kind
+    of op is common too, and what is of the system. Of two models, frameworks or sets of kernels nothing is taken to be common.
     """
-    ratio = float(np.log(side.tgs / other.tgs))
-    alike = _run_of(side) == _run_of(other)
-    std = np.sqrt(2) * LAYOUT_STD if alike else np.hypot(side.why.relative_std, other.why.relative_std)
-    return float(normal_cdf(ratio / std))
+    std = math.sqrt(2) * LAYOUT_STD
+    if _run_of(side) != _run_of(other):
+        std = math.hypot(side.why.relative_std, other.why.relative_std)
+    elif _machine_of(side) != _machine_of(other):
+        mine, others = side.why.kind_uncertainties(), other.why.kind_uncertainties()
+        std = math.hypot(std, *(math.sqrt(abs(mine.get(k, 0.0) ** 2 - others.get(k, 0.0) ** 2)) for k in {*mine, *others}))
+    return float(normal_cdf(float(np.log(side.tgs / other.tgs)) / std))
 
 
 def _run_of(side: Side) -> tuple[Any, ...]:
-    """Return what two layouts must share for their errors to be alike."""
+    """Return what two estimates must share for some of their errors to be common: the run, and what its kernels rest on."""
     p = side.solutions.problem
-    return p.cost.device, p.cluster, p.model, p.run.framework, p.run.precision, p.run.seq_len
+    return side.kernels, p.cost.origin, p.model, p.run.framework, p.run.precision, p.run.seq_len
+
+
+def _machine_of(side: Side) -> tuple[Any, ...]:
+    return side.solutions.problem.cost.device, side.solutions.problem.cluster
 
 
 def verdicts(sides: Sequence[Side]) -> list[str]:

@@ -71,13 +71,16 @@ class Explanation:
         """Standard deviation of log(step time): errors of ops of one kind add up, different kinds are independent."""
         if self.learned is not None:
             return self.learned.relative_std(self.kind_shares(), self.system_std)
-        known = sum(line.seconds for line in self.lines if line.basis is not None)
+        return math.hypot(*self.kind_uncertainties().values(), self.system_std)
+
+    def kind_uncertainties(self) -> dict[str, float]:
+        """Standard deviation of log(step time) by the kind of ops whose errors make it."""
+        known = sum(line.seconds for line in self.lines if line.basis is not None) or 1.0
         by_kind: dict[str, float] = {}
         for line in self.lines:
             if line.basis is not None:
-                by_kind[line.kind] = by_kind.get(line.kind, 0.0) + line.seconds * line.relative_std
-        kernels = sum((s / known) ** 2 for s in by_kind.values()) if known else 0.0
-        return float(np.sqrt(kernels + self.system_std**2))
+                by_kind[line.kind] = by_kind.get(line.kind, 0.0) + line.seconds * line.relative_std / known
+        return by_kind
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -12,7 +12,8 @@ from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.report.goodput import Goodput
 from solver.report.words import DAY
-from solver.search.search import SearchResult, search
+from solver.search.laid_out import search_with_strings
+from solver.search.search import SearchResult
 from solver.spec.feasibility import MAX_WORLD_SIZE
 from solver.step.problem import Problem
 
@@ -95,7 +96,7 @@ def trainings(
     found, none = [], {}
     for number, world in enumerate(worlds, 1):
         try:
-            result = search(problem.for_world(world, domain), batch(world), 1, fixed=fixed, jobs=jobs)
+            _, result = search_with_strings(problem.for_world(world, domain), batch(world), 1, fixed=fixed, jobs=jobs)
         except InputError as error:
             none[world] = str(error)
         else:

@@ -6,7 +6,8 @@ are trained with layout strings, such as ``Et|(tt|)*30mL``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,29 +57,74 @@ def layouts_of(problem: Problem, pp: int) -> dict[int, str]:
     return found
 
 
-def search_laid_out(result: SearchResult, sequences: int, top: int = 10, jobs: int = 1) -> tuple[list[Variant], SearchResult]:
+def search_with_strings(
+    problem: Problem,
+    sequences: int,
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    most: Mapping[str, int] | None = None,
+    jobs: int = 1,
+) -> tuple[list[Variant], SearchResult]:
+    """Search every layout, and the layout strings where layers do not divide. Return what ``search_laid_out`` does.
+
+    Arguments and errors as of solver.search.search.search.
+    """
+    try:
+        result = search(problem, sequences, top, progress, fixed=fixed, most=most, jobs=jobs)
+    except InputError:
+        if (fixed or {}).get("vpp", 1) == 1 or problem.chunks:
+            raise
+        found = _of_stated_chunks(problem, sequences, top, dict(fixed or {}), most, jobs)
+        if not found:
+            raise
+        return [variant for variant, _ in found], found[0][1]
+    return search_laid_out(result, top, jobs)
+
+
+def search_laid_out(result: SearchResult, top: int = 10, jobs: int = 1) -> tuple[list[Variant], SearchResult]:
     """Search the layout strings of every number of stages among the best sizes of a search.
 
     Return the best layout of each, that of ``result`` among them, the fastest first, and the search that found the fastest;
     no variants where none of the strings applies.
     """
-    problem, fixed = result.problem, dict(result.fixed)
-    sizes = result.best_of_sizes
-    stages = sorted({int(pp) for pp in sizes.layouts.splits.pp[sizes.layouts.row]})
-    if problem.chunks or fixed.get("vpp", 2) == 1:
+    if result.problem.chunks or result.fixed.get("vpp", 2) == 1:
         return [], result
-    tried = [(pp, vpp, text) for pp in stages for vpp, text in layouts_of(problem, pp).items() if fixed.get("vpp", vpp) == vpp]
-    found, fastest = [Variant({"pipeline_layout": ""}, BestLayout.of(result), sure=surest(result))], result
-    for pp, vpp, text in tried:
-        laid_out = replace(problem, run=problem.run.replace(pipeline_layout=text))
-        also: Mapping[str, Any] = {**fixed, "pp": pp, "vpp": vpp}
-        try:
-            other = search(laid_out, sequences, top, fixed=also, most=result.most, jobs=jobs)
-        except InputError:  # none of them fits
-            continue
-        found.append(Variant({"pipeline_layout": text}, BestLayout.of(other), sure=surest(other)))
-        if found[-1].seconds < float(fastest.best.times.seconds[0]):
-            fastest = other
-    if len(found) == 1:
+    found = _strings(result, result.fixed, top, jobs)
+    if not found:
         return [], result
-    return sorted(found, key=lambda variant: variant.seconds), fastest
+    found.append((_variant(result), result))
+    found.sort(key=lambda one: one[0].seconds)
+    return [variant for variant, _ in found], found[0][1]
+
+
+def _of_stated_chunks(
+    problem: Problem, sequences: int, top: int, fixed: dict[str, Any], most: Mapping[str, int] | None, jobs: int
+) -> list[tuple[Variant, SearchResult]]:
+    """Return the strings of the stated number of chunks, the fastest first, where equal ones do not run."""
+    try:
+        others = search(problem, sequences, 1, fixed={k: v for k, v in fixed.items() if k != "vpp"}, most=most, jobs=jobs)
+    except InputError:
+        return []
+    return sorted(_strings(others, fixed, top, jobs), key=lambda one: one[0].seconds)
+
+
+def _strings(result: SearchResult, fixed: Mapping[str, Any], top: int, jobs: int) -> list[tuple[Variant, SearchResult]]:
+    """Return the search of every layout string of the best sizes of ``result`` that has a layout that fits."""
+    problem, sizes = result.problem, result.best_of_sizes
+    sequences = result.best.layouts.strategy(0, problem.run).global_batch_sequences
+    found = []
+    for pp in sorted({int(pp) for pp in sizes.layouts.splits.pp[sizes.layouts.row]}):
+        for vpp, text in layouts_of(problem, pp).items():
+            if fixed.get("vpp", vpp) != vpp:
+                continue
+            laid_out = replace(problem, run=problem.run.replace(pipeline_layout=text))
+            with suppress(InputError):  # none of them fits
+                other = search(laid_out, sequences, top, fixed={**fixed, "pp": pp, "vpp": vpp}, most=result.most, jobs=jobs)
+                found.append((_variant(other), other))
+    return found
+
+
+def _variant(result: SearchResult) -> Variant:
+    return Variant({"pipeline_layout": result.problem.run.pipeline_layout}, BestLayout.of(result), sure=surest(result))

@@ -178,7 +178,7 @@ def test_what_cannot_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "does not say what was run: give --config (or --model_size) and --world_size" in capsys.readouterr().err
     problem, layout = job("llama3_8b", 64, 2, 2)
     text = printed(problem, layout, [1.0]).replace("  lr ", "  use_torch_fsdp2 ... True\n  lr ")
-    with pytest.raises(InputError, match="FSDP2 is not modelled"):
+    with pytest.raises(InputError, match="FSDP2 under Megatron-LM"):
         config_in_log(text, log)
     without = "\n".join(line for line in text.splitlines() if "world_size" not in line)
     with pytest.raises(InputError, match="no arguments as Megatron-LM prints them"):

@@ -66,7 +66,7 @@ def searched(h100_model: CostModel) -> SearchResult:
 
 
 def test_interleaving_with_a_string_is_found_and_runs(searched: SearchResult) -> None:
-    variants, best = search_laid_out(searched, 64)
+    variants, best = search_laid_out(searched)
     assert {variant.constants["pipeline_layout"] for variant in variants} == {"", "Et|(t*2|)*6L"}
     assert [variant.seconds for variant in variants] == sorted(variant.seconds for variant in variants)
     run = best.best.layouts.strategy(0, best.problem.run)
@@ -78,6 +78,6 @@ def test_interleaving_with_a_string_is_found_and_runs(searched: SearchResult) ->
 def test_nothing_more_is_searched_where_no_string_applies(searched: SearchResult, h100_model: CostModel) -> None:
     problem = make_problem(PRIME, 8, h100_model, framework="megatron-core")
     flat = search(problem, 64, fixed={"tp": 1, "pp": 4, "vpp": 1})
-    assert search_laid_out(flat, 64) == ([], flat)
+    assert search_laid_out(flat) == ([], flat)
     single = search(problem, 64, fixed={"pp": 1})
-    assert search_laid_out(single, 64) == ([], single)
+    assert search_laid_out(single) == ([], single)
