@@ -25,6 +25,7 @@ from solver.formats.bridge_complete import printed
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, run_config_of
 from solver.formats.file_run import Source
+from solver.formats.log_statements import check_statements
 from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
@@ -86,6 +87,13 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     layout = configured_strategy(problem, config, batch)
     solutions = estimate(problem, [layout])
     trace = read_trace(args.log) if is_trace(args.log) else None
+    if trace is not None:
+        check_statements(trace.states, args.log, layout, inputs.profile.name)
+    if args.runs and not {"micro_batch_size", "num_micro_batches", "dp", "tp", "zero"} & config.layout.keys():
+        raise InputError(
+            f"{config.source or config.name} states no layout, so that the run's is not known: give its own --config to keep "
+            "it in --runs"
+        )
     observed = Observation(trace.steps) if trace is not None else read_observation(args.log, layout, inputs.profile.name)
     run, findings = problem.run, health(solutions, 0, observed)
     console.print(

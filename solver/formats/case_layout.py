@@ -43,6 +43,8 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
         values[key] = count_of(values, key, 0)
     values |= _schedule(values, given) | _tensor_mode(values, run, framework)
     tp, cp, pp = (count_of(values, key) for key in ("tp", "cp", "pp"))
+    if "dp" not in values and values["world_size"] % (tp * cp * pp):
+        raise InputError(f"world_size {values['world_size']} is not a multiple of tp {tp} * cp {cp} * pp {pp}")
     values["dp"] = count_of(values, "dp", max(values["world_size"] // (tp * cp * pp), 1))
     values |= _micro_batches(values, run, given, framework, assumptions)
     sizes = ("tp", "pp", "cp", *(("ep",) if model.is_mixture_of_experts else ()))

@@ -38,6 +38,7 @@ MAX_BYTES = 1 << 28  #: limit of a file of cases
 _OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
 _UNGATED = ("gelu", "gelu_new", "relu", "relu2", "squared_relu")  #: activations of MLPs without a gate
 _LINE = "line"  #: begins the id of what is no case
+_MEASURED = ("step_s", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory")
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 
@@ -127,8 +128,9 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
-    unread = sorted(sections["cluster"].keys() - set(FIGURES))
-    assumptions += [f"not read: cluster.{key}={sections['cluster'][key]}" for key in unread]
+    for section, known in (("cluster", FIGURES), ("measured", _MEASURED)):
+        unread = sorted(sections[section].keys() - set(known))
+        assumptions += [f"not read: {section}.{key}={sections[section][key]}" for key in unread]
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     notes, cluster, measured = tuple(assumptions), sections["cluster"], sections["measured"]

@@ -19,6 +19,7 @@ from solver.formats.internevo_config import internevo_run
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
 from solver.formats.script_files import read_script_file
 from solver.formats.simumax.files import is_strategy, read_strategy
+from solver.formats.simumax.model import is_model
 from solver.formats.topology_cluster import is_topology, topology_cluster
 from solver.formats.torchtitan_config import read_torchtitan
 from solver.formats.yaml_files import read_yaml_file
@@ -89,7 +90,8 @@ def _read(path: Path, world: int, vocab_size: int, variables: Mapping[str, str])
     if is_deepspeed(plain) or is_strategy(plain):
         return run_config_of(source, read_source(source))
     model = json_model(plain, path)
-    return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
+    of_hugging_face = bool(MARKS & set(plain)) and not is_model(plain)
+    return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if of_hugging_face else ())
 
 
 def read_source(source: Source) -> FileRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from solver.spec.strategy import Strategy
 _COUNT = r"[\s.:=]+([0-9]{1,9})(?![\w.]|,\d)"
 #: What is said -> names of it in the logs and argument lists of Megatron-LM, NeMo, torchtitan, nanotron and DeepSpeed.
 _NAMES = {
-    "global batch size": r"global[_ ]batch[_ ]size",
-    "micro batch size": r"micro[_ ]batch[_ ]size",
+    "global batch size": r"(?:global[_ ]batch[_ ]size|print\]\s+train_batch_size)",  # DeepSpeed's; others' is of one device
+    "micro batch size": r"(?:micro[_ ]batch[_ ]size|train_micro_batch_size_per_gpu)",
+    "ZeRO stage": r"zero_optimization_stage",
     "sequence length": r"(?:sequence[_ ]length|(?:encoder_)?seq_length|seq_len)",
     "world size": r"world[_ ]size",
     "tensor-parallel size": r"tensor_model_parallel_size",
     "pipeline-parallel size": r"pipeline_model_parallel_size",
 }
+#: torchtitan: Building 2-D device mesh with ['dp_shard', 'tp'], [8, 4].
+_MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d+(?:, ?\d+)*)\]")
 _GPU = re.compile(r"\b((?:NVIDIA|AMD Instinct)[ -][A-Z]{1,2}\d{2,3}[\w-]*)((?: [\w-]+){0,3})")
 
 
@@ -31,7 +35,7 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
     ours = {
         "global batch size": run.global_batch_sequences, "micro batch size": run.micro_batch_size,
         "sequence length": run.seq_len, "world size": run.world_size, "tensor-parallel size": run.tp,
-        "pipeline-parallel size": run.pp,
+        "pipeline-parallel size": run.pp, "ZeRO stage": run.zero,
     }  # fmt: skip
     for what, name in _NAMES.items():
         said = re.findall(rf"\b{name}{_COUNT}", text)
@@ -39,6 +43,10 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
             raise InputError(
                 f"{path}: its {what} is {said[-1]}, but that of the layout is {ours[what]}; give the run's own layout"
             )
+    if meshes := _MESH.findall(text):
+        ranks = max(math.prod(map(int, sizes.split(","))) for sizes in meshes)
+        if ranks != run.world_size:
+            raise InputError(f"{path}: its device mesh has {ranks} ranks, but the layout has {run.world_size}")
     if hardware in DATASHEETS:
         for gpu, more in set(_GPU.findall(text)):
             words = [gpu, *more.split()]

@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Trace:
     step: np.ndarray
     windows: np.ndarray
     said: str
+    states: str = ""  #: GPUs and ranks that it names, a line each
 
     @property
     def steps(self) -> np.ndarray:
@@ -93,7 +94,17 @@ def read_trace(path: Path) -> Trace:
     if not kernels:
         raise InputError(f"{path} holds no kernels of a device: trace with ProfilerActivity.CUDA")
     device, several = _device(kernels)
-    return _trace([event for event in kernels if _place(event) == device], found, device, several, path)
+    trace = _trace([event for event in kernels if _place(event) == device], found, device, several, path)
+    return replace(trace, states=_states(plain))
+
+
+def _states(plain: Mapping[str, Any]) -> str:
+    """Return what a trace says of the machine, as a log would."""
+    devices, job = plain.get("deviceProperties"), plain.get("distributedInfo")
+    listed = devices if isinstance(devices, list) else []
+    named = [str(device.get("name", "")) for device in listed if isinstance(device, Mapping)]
+    ranks = [f"world_size={job['world_size']}"] if isinstance(job, Mapping) and "world_size" in job else []
+    return "\n".join([*dict.fromkeys(named), *ranks])
 
 
 def kind_of(name: str, category: str = "kernel") -> str:

@@ -26,6 +26,12 @@ _UNMODELLED = (
 _DETERMINISTIC = ("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
 
 
+def _by_env(word: str) -> str:
+    """Return how the command line states the variable in a word, where it is a plain one."""
+    found = re.search(r"\$\{?([A-Za-z_]\w*)", word)
+    return f", or give --env {found[1]}=VALUE" if found else ""
+
+
 def script_words(source: Source) -> list[str]:
     """Return the words of a script's commands, with the script's own variables put in; comments are left out.
 
@@ -108,7 +114,7 @@ def arguments(
     name = ""
     for word in words[: words.index(END)] if END in words else words:
         if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
-            raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value")
+            raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value{_by_env(word)}")
         if word.startswith("--"):
             name, _, value = word.partition("=")
             if name in found and repeated is None:

@@ -149,7 +149,11 @@ def _evenness(steps: np.ndarray) -> Iterator[Finding]:
     median, slow = float(np.median(steps)), float(np.quantile(steps, 0.95))
     first, second = (float(np.median(half)) for half in np.array_split(steps, 2))
     if slow > _UNEVEN * median:
-        text = f"one step in twenty takes {slow / median:.2g} times the median: data, checkpoints, or a rank that stalls"
+        slower, mean = steps[steps > _UNEVEN * median], float(np.mean(steps)) / median - 1
+        text = (
+            f"{len(slower)} of {len(steps)} steps take {float(np.median(slower)) / median:.2g} times the median, and the mean "
+            f"is {mean:.0%} above it: data, checkpoints, or a rank that stalls"
+        )
         yield Finding(WORSE, text)
     if second > _DRIFT * first:
         text = f"the second half of the log is {second / first - 1:.0%} slower than the first: clocks, memory or a sick node"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from solver.report.plan import Training, efficient
@@ -44,7 +45,7 @@ def plan_figure(found: Sequence[Training], title: str, days: float | None = None
     axes.set_ylim(0, 1.08 * max(one.cost for one in found))
     axes.set_xlabel("days (90% interval); numbers: GPUs")
     axes.set_ylabel("GPU-hours" if found[0].money is None else "money")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(fill(title, 95), fontsize=11)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     return figure

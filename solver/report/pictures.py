@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from profiler.files import replacing
@@ -34,9 +35,9 @@ def pareto_figure(result: SearchResult) -> Figure:
     axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory per GPU")
     named = sorted({0, len(optimal) // 3, 2 * len(optimal) // 3, len(optimal) - 1})
     for index in named:  # the curve rises: above it to the left, and below it to the right, nothing is drawn
-        right = memory[index] > memory.max() / 2
+        right = memory[index] > (memory.min() + memory.max()) / 2
         axes.annotate(
-            describe(optimal, index), (memory[index], tgs[index]), xytext=(-7, 5) if right else (7, -5), fontsize=7,
+            fill(describe(optimal, index), 45), (memory[index], tgs[index]), xytext=(-7, 5) if right else (7, -5), fontsize=7,
             textcoords="offset points", ha="right" if right else "left", va="bottom" if right else "top",
         )  # fmt: skip
     axes.set_xlabel("peak memory per GPU [GiB]")
@@ -115,9 +116,9 @@ def scaling_figure(results: Sequence[SearchResult]) -> Figure:
     axes.plot(worlds, tgs, "o-", color="tab:blue", label="best layout")
     top = 1.15 * max(high)
     for world, rate, result in zip(worlds, tgs, results, strict=True):  # upright, below the curve or above where it is low
-        below = rate > top / 2
-        name = describe(result.best, 0).replace(", zero", "\nzero")
-        axes.annotate(name, (world, 0.01 * top if below else 0.99 * top), rotation=90, fontsize=7,
+        below = rate > 0.4 * top
+        name = fill(describe(result.best, 0), 34)
+        axes.annotate(name, (world, 0.01 * top if below else 0.8 * top), rotation=90, fontsize=7,
                       ha="center", va="bottom" if below else "top")  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(worlds, [str(world) for world in worlds])
