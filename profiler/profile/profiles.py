@@ -53,6 +53,10 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
     if name in derived and name not in known:
         return as_device(None, name, folder)
     if name is not None and name not in known:
+        if name.endswith(".json"):
+            raise InputError(
+                f"no profile is called {name!r}: a device's file is rescaled to (--as, or as= of a comparison's side)"
+            )
         others = [*known, OWN_NAME, *derived]
         raise InputError(f"no profile is called {name!r}{closest(name, others)}; choose one of {', '.join(others)}")
     exists = f"; your own measurements exist: --profile {OWN_NAME}" if name is None and own.exists() else ""

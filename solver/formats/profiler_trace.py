@@ -151,7 +151,11 @@ def _trace(kernels: list[Mapping[str, Any]], events: list[Mapping[str, Any]], de
     if not inside.any():
         raise InputError(f"{path}: no kernel lies within a ProfilerStep")
     zero = windows[0, 0]
-    said = f"{len(windows)} steps of device {device}" + (f" (of {several})" if several > 1 else "") + where
+    said = (
+        f"{len(windows)} step{'s' * (len(windows) > 1)} of device {device}"
+        + (f" (of {several})" if several > 1 else "")
+        + where
+    )
     return Trace(
         tuple(name for name, kept in zip(names, inside, strict=True) if kept), kinds[inside], start[inside] - zero,
         end[inside] - zero, step[inside], windows - zero, said,

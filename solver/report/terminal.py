@@ -24,11 +24,11 @@ from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.search.variants import BestLayout, Variant, surest
-from solver.spec.cluster import Cluster
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.memory import VERDICTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 #: Combinations of constants that are listed.
@@ -160,8 +160,8 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.model.name}: {parameter_count(parameters(p.model))}, {p.run.seq_len} tokens per sequence, "
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
-        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
-        f"{p.cluster.network_bandwidth * 8 / 1e9:,.3g} Gbit/s per GPU between nodes, "
+        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p)}"
+        f"{_rounded(p.cluster.network_bandwidth * 8 / 1e9)} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; {_derated(p.cost)}",
         *([notes] if notes else []),
@@ -179,9 +179,16 @@ def _derated(cost: CostModel) -> str:
     return f"{_CLOCKS[cost.origin]}: {factors}"
 
 
-def _domain(cluster: Cluster) -> str:
-    more = cluster.gpus_per_domain > cluster.gpus_per_node
-    return f"NVLink over {cluster.gpus_per_domain}, " if more else ""
+def _domain(problem: Problem) -> str:
+    """Return how many GPUs the fastest links join, where they are more than a node, and of how many that are there."""
+    here, whole = problem.cluster.gpus_per_domain, problem.cost.device.nvlink_domain
+    some = f" of each {whole}" if here < min(whole, problem.run.world_size) else ""
+    return f"fast links over {here}{some}, " if here > problem.cluster.gpus_per_node else ""
+
+
+def _rounded(value: float) -> str:
+    """Return a figure with three digits, or all whole ones."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def verdict_text(solutions: Solutions) -> Text:
@@ -190,7 +197,7 @@ def verdict_text(solutions: Solutions) -> Text:
     verdict = solutions.verdict(0)
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
-        f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {solutions.flops_per_second[0] / 1e12:,.0f} TFLOP/s per GPU "
+        f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {_rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
         f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
         f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
     )
@@ -229,7 +236,10 @@ def breakdown(solutions: Solutions, index: int) -> Group:
         if part == "recompute":
             for module, spent in sorted(why.by_module().items(), key=lambda item: -item[1]):
                 table.add_row(
-                    f"  compute and recomputation of {module}", seconds(spent), f"{spent / why.seconds:.1%}", style="dim"
+                    f"  compute and recomputation of {module.replace('_', ' ')}",
+                    seconds(spent),
+                    f"{spent / why.seconds:.1%}",
+                    style="dim",
                 )
     return Group(table, _basis(why), _otherwise(other_settings(solutions, index)), _memory(solutions, index))
 

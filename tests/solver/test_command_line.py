@@ -604,7 +604,7 @@ def test_health_is_of_one_layout_and_of_a_file_that_says_something(tmp_path: Pat
 
 def test_a_device_that_was_not_measured(tmp_path: Path) -> None:
     printed = works("--config", CONFIG, "--world_size", 64, "--profile", "gb200")
-    assert "derived: nothing was measured on it; kernels of b200_sxm" in printed and "4 per node, NVLink over 64" in printed
+    assert "derived: nothing was measured on it; kernels of b200_sxm" in printed and "4 per node, fast links over 64" in printed
     assert "measured," not in printed.split("share of the time")[1].split(";")[0]
     own = works("--config", CONFIG, "--world_size", 64, "--as", "gb200")
     assert "kernels of b200_sxm" in own  # what its file names, not the default profile

@@ -195,6 +195,19 @@ def test_a_peak_that_is_stated_with_sparsity_is_named(tmp_path: Path) -> None:
     assert "is 1.8 times the highest of its architecture: is it" in as_device(None, str(tmp_path / "b200.json"))[1]
 
 
+def test_a_chip_takes_the_kernels_of_its_architecture(tmp_path: Path) -> None:
+    """B200's figures under another name; more memory bandwidth makes an own Hopper an H200."""
+    b200 = json.loads((FOLDER / "b200_sxm.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps({key: value for key, value in b200.items() if key != "aliases"}))
+    for path, measured in (
+        (str(tmp_path / "mine.json"), "b200_sxm"),
+        (device_file(tmp_path / "hopper.json", memory_bandwidth_gb_s=4500), "h200_sxm"),
+        (device_file(tmp_path / "zeta.json", architecture="zeta"), "h100_sxm"),
+    ):
+        derivation = as_device(None, path)[0].derivation
+        assert derivation is not None and derivation.kernels.name == measured
+
+
 def test_more_power_never_makes_a_chip_slower() -> None:
     # MI300X and MI325X state one peak, at 750 and at 1,000 W: between these more power is no gain
     sheet = DATASHEETS["mi300x"]

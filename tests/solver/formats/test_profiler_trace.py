@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from profiler.errors import InputError
+from solver.formats.log_statements import check_statements
 from solver.formats.profiler_trace import ATTENTION, COPY, GEMM, MEMORY, OPTIMIZER, is_trace, kind_of, read_trace
+from solver.spec.strategy import Strategy
 
 Event = dict[str, Any]
 
@@ -91,7 +93,19 @@ def test_without_marks_of_the_device_those_of_the_host_count(tmp_path: Path) -> 
 def test_the_device_with_most_kernels_is_read(tmp_path: Path) -> None:
     events = [kernel("gemm", 0, 1, device=1), kernel("gemm", 1, 2, device=1), kernel("gemm", 0, 9, device=0)]
     trace = read_trace(write(tmp_path / "a.json", *events))
-    assert len(trace.names) == 2 and trace.said.startswith("1 steps of device 1 (of 2)")
+    assert len(trace.names) == 2 and trace.said.startswith("1 step of device 1 (of 2)")
+
+
+def test_what_a_trace_says_of_its_machine(tmp_path: Path) -> None:
+    plain = {"deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB"}] * 8, "distributedInfo": {"rank": 0, "world_size": 128}}
+    (tmp_path / "a.json").write_text(json.dumps(plain | {"traceEvents": [kernel("gemm", 10, 30)]}))
+    trace = read_trace(tmp_path / "a.json")
+    assert trace.states == "NVIDIA A100-SXM4-80GB\nworld_size=128"
+    run = Strategy(world_size=64, dp=64, seq_len=4096)
+    with pytest.raises(InputError, match="its world size is 128, but that of the layout is 64"):
+        check_statements(trace.states, Path("a.json"), run, "a100_sxm_80gb")
+    with pytest.raises(InputError, match="it ran on a100_sxm_80gb, but the profile is h100_sxm"):
+        check_statements(trace.states, Path("a.json"), run.replace(world_size=128, dp=128), "h100_sxm")
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ STEPS = "elapsed time per iteration (ms): 512.5\n"
      "local batch size 2, global batch size 64, gradient accumulation steps 1, sequence length 4096, total",
      "NVIDIA H100 80GB HBM3",
      " iteration 9/ 500000 | global batch size:    32 |\n iteration 10/ 500000 | global batch size:    64 |",
+     "Building 1-D device mesh with ['dp_shard'], [16]", "per_device_train_batch_size=4, train_batch_size: 4",
      "global_batch_size: 1.02K", "my_world_size: 7", "NVIDIA driver 550", "GPU: NVIDIA Z999"],
 )  # fmt: skip
 def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
@@ -188,6 +189,10 @@ def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
         ("local batch size 4, global batch size 64, sequence length 8192, total", "its sequence length is 8192, .* 4096"),
         ("  micro_batch_size ............ 1\n", "its micro batch size is 1, but that of the layout is 2"),
         ("using world size: 32, data-parallel size: 32", "its world size is 32, but that of the layout is 16"),
+        ("[config.py:998:print]   train_batch_size ............. 128\n", "its global batch size is 128, .* 64"),
+        ("  train_micro_batch_size_per_gpu  4\n", "its micro batch size is 4, but that of the layout is 2"),
+        ("  zero_optimization_stage ...... 2\n", "its ZeRO stage is 2, but that of the layout is 1"),
+        ("Building 2-D device mesh with ['dp_shard', 'tp'], [8, 4]\n", "its device mesh has 32 ranks, but the layout has 16"),
         ("  tensor_model_parallel_size ... 2\n", "its tensor-parallel size is 2, but that of the layout is 1"),
         (
             "[titan] CUDA capacity: NVIDIA A100-SXM4-80GB with 79.25GiB memory\n",

@@ -17,6 +17,7 @@ from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.compare import Side, probability_faster, verdicts
 from solver.report.explain import LAYOUT_STD
+from solver.spec.cluster import cluster_of
 
 CONFIG = "configs/7B_internlm2.py"  #: tp 2, 4 micro batches of 2
 LLAMA = "configs/models/llama3_8b.json"
@@ -41,6 +42,22 @@ def test_probability_by_hand(h100_model: CostModel, a100_model: CostModel) -> No
     other = side(a100_model, tp=2, dp=4, num_micro_batches=2)
     std = sqrt(fast.why.relative_std**2 + other.why.relative_std**2)
     assert probability_faster(other, fast) == pytest.approx(normal(log(other.tgs / fast.tgs) / std))
+
+
+def test_what_machines_with_the_same_kernels_share_is_no_doubt(h100_model: CostModel) -> None:
+    """A quarter of the network's rate: what compute may err by is common to both, what the network does only in part."""
+    sides = []
+    for gbit in (400, 100):
+        place = cluster_of(h100_model.device, {"inter_node_gbit_per_gpu": gbit})
+        cost = h100_model.with_network(place.network_bandwidth)
+        problem = make_problem(MODEL, 64, cost, 4096, place, framework="megatron-core", precision="bf16")
+        sides.append(Side("", estimate(problem, [problem.run.replace(tp=1, dp=64)])))
+    fast, slow = sides
+    mine, others = fast.why.kind_uncertainties(), slow.why.kind_uncertainties()
+    variance = 2 * LAYOUT_STD**2 + sum(abs(mine.get(k, 0) ** 2 - others.get(k, 0) ** 2) for k in {*mine, *others})
+    expected = normal(log(fast.tgs / slow.tgs) / sqrt(variance))
+    apart = normal(log(fast.tgs / slow.tgs) / sqrt(fast.why.relative_std**2 + slow.why.relative_std**2))
+    assert probability_faster(fast, slow) == pytest.approx(expected) and expected > apart > 0.5
 
 
 def test_what_is_said_of_two_layouts(h100_model: CostModel) -> None:

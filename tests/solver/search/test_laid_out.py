@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from toy import make_problem
 
 from predictor.cost_model import CostModel
+from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.search.divisions import Division, divisions
-from solver.search.laid_out import even_chunks, layouts_of, search_laid_out
+from solver.search.laid_out import even_chunks, layouts_of, search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of
@@ -73,6 +74,18 @@ def test_interleaving_with_a_string_is_found_and_runs(searched: SearchResult) ->
     assert (run.pp, run.vpp, run.pipeline_layout) == (4, 2, "Et|(t*2|)*6L")
     check_layout(PRIME, best.problem.cluster, run)
     assert best.best.times.seconds[0] < searched.best.times.seconds[0]
+
+
+def test_a_stated_number_of_chunks_is_searched_with_strings(h100_model: CostModel) -> None:
+    """13 layers in 4 stages are interleaved by no equal chunks: vpp 2 runs with a string, vpp 16 with none."""
+    problem = make_problem(PRIME, 8, h100_model, framework="megatron-core")
+    variants, best = search_with_strings(problem, 64, fixed={"tp": 1, "pp": 4, "vpp": 2})
+    assert [variant.constants for variant in variants] == [{"pipeline_layout": "Et|(t*2|)*6L"}]
+    assert best.best.layouts.strategy(0, best.problem.run).vpp == 2
+    free = search_with_strings(problem, 64, fixed={"tp": 1, "pp": 4})[1]
+    assert free.best.times.seconds[0] == best.best.times.seconds[0]
+    with pytest.raises(InputError, match="no layout of this search has vpp 16"):
+        search_with_strings(problem, 64, fixed={"tp": 1, "pp": 4, "vpp": 16})
 
 
 def test_nothing_more_is_searched_where_no_string_applies(searched: SearchResult, h100_model: CostModel) -> None:
