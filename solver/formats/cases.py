@@ -38,7 +38,10 @@ MAX_BYTES = 1 << 28  #: limit of a file of cases
 _OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
 _UNGATED = ("gelu", "gelu_new", "relu", "relu2", "squared_relu")  #: activations of MLPs without a gate
 _LINE = "line"  #: begins the id of what is no case
-_MEASURED = ("step_s", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory")
+#: What was measured, and what profiler.train writes beside it.
+_MEASURED = (
+    "step_s", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory", "spread", "repeats", "losses", "gradient_norm",
+)  # fmt: skip
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 
