@@ -76,7 +76,8 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     chosen = balanced(result.best, 0) if args.balance else None
     answer = chosen.solutions if chosen else _recommended(result)
     remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
-    remarks += [line for line in (_own_layout(whole, result, sequences), _with_overlap(result, sequences)) if line]
+    hints = (_own_layout(whole, result, sequences), _with_overlap(result, sequences), "" if chosen else _with_balance(result))
+    remarks += [line for line in hints if line]
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:
         console.print(balance_text(chosen))
@@ -138,6 +139,16 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
         return ""
     memory = f"{best.memory.device[0] / GIB:.1f} GiB, {best.verdict(0)}"
     return f"With --set tp_comm_overlap=true {change:+.1%} time: {describe(best, 0)}; {memory}"
+
+
+def _with_balance(result: SearchResult) -> str:
+    """Say what assigning layers to the stages by their times would bring, where the framework can and it is much."""
+    try:
+        found = balanced(result.best, 0).solutions
+    except InputError:  # one stage, or none that the framework would assign so
+        return ""
+    change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
+    return f"With --balance {change:+.1%} time: {describe(found, 0)}, {found.verdict(0)}" if change <= -_WORTH else ""
 
 
 def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> Strategy:

@@ -662,3 +662,15 @@ def test_a_script_of_larger_nodes_says_which_nodes_it_gets(tmp_path: Path, capsy
     assert "it launches 8 ranks on a node; of NVIDIA GB200 (NVL72) that is 2 nodes of 4 GPUs" in capsys.readouterr().out
     assert console(["predict", "--config", str(script), "--profile", "h100_sxm", "--no-timing"]) == 0
     assert "it launches 8 ranks" not in capsys.readouterr().out
+
+
+def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The head of Llama 3 8B takes as long as layers of its last stage; --balance gives that stage fewer."""
+    words = ["search", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "64", "--fix", "pp=4"]
+    assert console([*words, "--json", str(tmp_path / "a.json")]) == 0
+    (hint,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("With --balance ")]
+    assert console([*words, "--balance", "--json", str(tmp_path / "b.json")]) == 0
+    even, chosen = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    change = chosen["balanced"]["step_s"] / even["best"][0]["step_s"] - 1
+    assert change < -0.02 and hint.startswith(f"With --balance {change:+.1%} time: ")
+    assert "With --balance" not in capsys.readouterr().out
