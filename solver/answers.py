@@ -31,8 +31,8 @@ from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import memory_figure, pareto_figure, stages_figure
 from solver.report.terminal import breakdown, solutions_table, verdict_text
 from solver.report.timeline import step_timeline
-from solver.search.laid_out import search_laid_out
-from solver.search.search import SearchResult, search
+from solver.search.laid_out import search_with_strings
+from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
 from solver.step.memory import VERDICTS
 from solver.step.solutions import Solutions
@@ -165,6 +165,6 @@ def best_layout(
     else:
         found, said = find_profile(profile or described.get("hardware"))
     problem = load_problem(config, world_size, profile=found, cluster=described, **options)
-    result = search(problem, global_batch_sequences, top, global_batch_tokens=global_batch_tokens, fixed=fixed, jobs=jobs)
-    _, result = search_laid_out(result, top, jobs)
+    tokens = global_batch_tokens
+    _, result = search_with_strings(problem, global_batch_sequences, top, fixed=fixed, jobs=jobs, global_batch_tokens=tokens)
     return Answer(result, said)

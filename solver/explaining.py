@@ -27,7 +27,7 @@ from solver.report.output import csv_text, layout_dict, problem_dict, solution_d
 from solver.report.terminal import breakdown, heading, verdict_text
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
-from solver.search.laid_out import search_laid_out
+from solver.search.laid_out import search_with_strings
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search
 from solver.terminal_run import progress_bar
@@ -93,17 +93,16 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
 
 def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, SearchResult]:
     problem, config = inputs.problem, inputs.config
-    if args.own:
-        sequences, rounded = batch_or_default(args, problem, config)
-        own = configured_strategy(problem, config, sequences)
-        batch = own.global_batch_sequences
-    else:
-        batch, rounded = searched_batch(args, problem, config)
-    with progress_bar("estimating layouts") as report:
-        result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     if not args.own:
-        _, result = search_laid_out(result, jobs=args.jobs)
+        fixed = parse_fixed(args.fix or "")
+        batch, rounded = searched_batch(args, problem, config)
+        with progress_bar("estimating layouts") as report:
+            _, result = search_with_strings(problem, batch, fixed=fixed, jobs=args.jobs, progress=report)
         return decision_of_search(result), rounded, result
+    sequences, rounded = batch_or_default(args, problem, config)
+    own = configured_strategy(problem, config, sequences)
+    with progress_bar("estimating layouts") as report:
+        result = search(problem, own.global_batch_sequences, progress=report, jobs=args.jobs)
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
     return decision_of(problem, own, others), rounded, result
 

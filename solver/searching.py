@@ -72,7 +72,9 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
             )
             others, result = _with_strings(others, result, args.top, args.jobs)
         else:
-            others, result = search_with_strings(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
+            others, result = search_with_strings(
+                problem, sequences, args.top, fixed=fixed, jobs=args.jobs, progress=report, most=most
+            )
     chosen = balanced(result.best, 0) if args.balance else None
     answer = chosen.solutions if chosen else _recommended(result)
     remarks = [_SURE] if args.export and not chosen and answer is not result.best else []

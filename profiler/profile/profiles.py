@@ -55,7 +55,7 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
     if name is not None and name not in known:
         if name.endswith(".json"):
             raise InputError(
-                f"no profile is called {name!r}: a device's file is rescaled to (--as, or as= of a comparison's side)"
+                f"no profile is called {name!r}: that is a device's file; give it with --as (as= in a side of compare)"
             )
         others = [*known, OWN_NAME, *derived]
         raise InputError(f"no profile is called {name!r}{closest(name, others)}; choose one of {', '.join(others)}")

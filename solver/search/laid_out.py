@@ -6,7 +6,7 @@ are trained with layout strings, such as ``Et|(tt|)*30mL``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -59,24 +59,23 @@ def layouts_of(problem: Problem, pp: int) -> dict[int, str]:
 
 def search_with_strings(
     problem: Problem,
-    sequences: int,
+    sequences: int | None = None,
     top: int = 10,
-    progress: Callable[[int, int], None] | None = None,
     *,
     fixed: Mapping[str, Any] | None = None,
-    most: Mapping[str, int] | None = None,
     jobs: int = 1,
+    **options: Any,
 ) -> tuple[list[Variant], SearchResult]:
     """Search every layout, and the layout strings where layers do not divide. Return what ``search_laid_out`` does.
 
-    Arguments and errors as of solver.search.search.search.
+    Arguments, options and errors as of solver.search.search.search.
     """
     try:
-        result = search(problem, sequences, top, progress, fixed=fixed, most=most, jobs=jobs)
+        result = search(problem, sequences, top, fixed=fixed, jobs=jobs, **options)
     except InputError:
         if (fixed or {}).get("vpp", 1) == 1 or problem.chunks:
             raise
-        found = _of_stated_chunks(problem, sequences, top, dict(fixed or {}), most, jobs)
+        found = _of_stated_chunks(problem, sequences, top, dict(fixed or {}), jobs, options)
         if not found:
             raise
         return [variant for variant, _ in found], found[0][1]
@@ -100,11 +99,11 @@ def search_laid_out(result: SearchResult, top: int = 10, jobs: int = 1) -> tuple
 
 
 def _of_stated_chunks(
-    problem: Problem, sequences: int, top: int, fixed: dict[str, Any], most: Mapping[str, int] | None, jobs: int
+    problem: Problem, sequences: int | None, top: int, fixed: dict[str, Any], jobs: int, options: Mapping[str, Any]
 ) -> list[tuple[Variant, SearchResult]]:
     """Return the strings of the stated number of chunks, the fastest first, where equal ones do not run."""
     try:
-        others = search(problem, sequences, 1, fixed={k: v for k, v in fixed.items() if k != "vpp"}, most=most, jobs=jobs)
+        others = search(problem, sequences, 1, fixed={k: v for k, v in fixed.items() if k != "vpp"}, jobs=jobs, **options)
     except InputError:
         return []
     return sorted(_strings(others, fixed, top, jobs), key=lambda one: one[0].seconds)
