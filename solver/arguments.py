@@ -175,7 +175,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in (*_OF_A_SEARCH, "top"):
         if (name in given if name == "top" else getattr(args, name) is not None) and not args.run_all_solu:
             raise InputError(f"{_option(name)} belongs to a search; give {search} too")
-    for name in (f"max_{axis}" for axis in LIMITED):
+    for name in (*(f"max_{axis}" for axis in LIMITED), "vocab_size"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise InputError(f"{_option(name)} is {getattr(args, name)}; it must be a positive whole number")
     if args.health and args.run_all_solu:

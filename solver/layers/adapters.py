@@ -1,10 +1,10 @@
 """Low-rank adapters beside frozen linears: LoRA (Hu et al. 2021, arXiv 2106.09685).
 
 Every linear of the layers computes Y = X W^T + s (X A^T) B^T with A of r x k and B of n x r. Only A and B are trained: no other
-weight has a gradient, and none of embedding and head. Kernels as read in NeMo Automodel's components/_peft/lora.py: two GEMMs,
-the scaling and the addition forward; in backward the gradients of the scaled product, of B, of A and of X, which is added to
-that of the frozen linear. A column-parallel linear has A whole and B split, a row-parallel one the reverse, so that no
-collective is added.
+weight has a gradient, and none of embedding and head. Kernels as read in NeMo Automodel's components/_peft/lora.py since 0.2:
+two GEMMs, the scaling of X A^T and the addition forward; in backward the gradients of the scaled product, of B, of A and of X,
+which is added to that of the frozen linear. A column-parallel linear has A whole and B split, a row-parallel one the reverse,
+so that no collective is added.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def _adapted(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
 
 
 def _adapter(shapes: Shapes, gemm: Op) -> list[Op]:
-    """Return the ops of the adapter of one linear; compiled, scaling and addition are one kernel."""
+    """Return the ops of the adapter of one linear; compiled, the scaling is part of another kernel."""
     rank, name, module = shapes.run.lora_rank, gemm.name, gemm.module
     m, n, k = (gemm.dims[size] for size in ("m", "n", "k"))
     scaling = 0 if shapes.run.compile else 2 * shapes.element
     return [
         *_after(gemm, linear(shapes, f"{name}.lora_a", module, rank, k, tokens=m, quantised=False)),
         *_after(gemm, linear(shapes, f"{name}.lora_b", module, n, rank, tokens=m, quantised=False)),
-        *_after(gemm, memory_bound(f"{name}.lora_scale", module, "residual", m * n, scaling, scaling)),
+        *_after(gemm, memory_bound(f"{name}.lora_scale", module, "residual", m * rank, scaling, scaling)),
         *_after(gemm, memory_bound(f"{name}.lora_sum", module, "residual", m * n, 3 * shapes.element, 0)),
         *memory_bound(f"{name}.lora_input", module, "residual", m * k, 0, 3 * shapes.element),
     ]

@@ -235,21 +235,24 @@ class MemoryUse:
     #: The tokens that experts' ranks all-gather are in a buffer that stays (GlobalMemoryBuffer of Megatron-Core's all-gather
     #: dispatcher).
     token_buffer: bool = False
-    offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too
-    #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
-    fp32_gradient_copy: bool = False
+    offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too, and only there
+    clips_on_host: bool = False  #: where moments are on the host, it unscales and clips the gradients
+    #: The optimizer's step joins the 16-bit gradients that a rank updates and copies them to fp32: all under ZeRO-1 and 2, as
+    #: many elements as this at a time under ZeRO-3. 0: it does neither.
+    fp32_gradient_copy: float = 0.0
     #: The 16-bit gradients of the backward pass stay beside fp32 gradients, into which they are accumulated.
     keeps_half_gradients: bool = False
     #: Buckets of gradients (data_parallel.bucket_elements) that are allocated beside the gradients; buckets_as_needed: of no
     #: more elements than there are gradients.
     gradient_buckets: float = 0.0
+    second_bucket: bool = False  #: another one under ZeRO-1 and 2 where gradients are reduced beside the backward pass
     buckets_as_needed: bool = False
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False
     weights_as_moments: bool = False  #: narrow moments are those of 16-bit parameters, of which there is no fp32 copy
     fused_adam_copies: bool = False  #: Adam with narrow moments is Transformer Engine's (spec.precision)
-    keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones (Megatron-FSDP)
+    keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.

@@ -1,13 +1,14 @@
 """The Muon optimizer: one momentum for every matrix of a layer, orthogonalised by Newton-Schulz iterations; Adam for the rest.
 
-Sources: Jordan 2024 (kellerjordan.github.io/posts/muon); Megatron-Core's optimizer/muon.py and layer_wise_optimizer.py as read:
-each tensor rank works on its part of a matrix (``--muon-tp-mode blockwise``); ``dist_muon`` (here ZeRO-1) assigns whole
-matrices to the data-parallel ranks, all-reduces gradients and gathers what each rank has updated after the step.
+Sources: Jordan 2024 (kellerjordan.github.io/posts/muon); Megatron-Core's optimizer/muon.py and layer_wise_optimizer.py (0.16.1)
+as read: each tensor rank works on its part of a matrix (``--muon-tp-mode blockwise``), on queries, keys and values apart;
+``dist_muon`` (here ZeRO-1) sorts matrices by their size and deals them to the data-parallel ranks, to and fro, all-reduces
+gradients and gathers what each rank has updated after the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,77 +20,133 @@ from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
 from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Part, Problem
+from solver.step.stage_kinds import StageKinds
 from solver.step.step_ops import orthogonalises
 
 STEPS = 5  #: Newton-Schulz iterations (--muon-num-ns-steps)
 
 
+Cost = Callable[["Matrices"], np.ndarray]
+
+
 class Matrices(NamedTuple):
-    """Equal matrices of a layer: rows, columns and their number on one rank, [splits] each; group of parameters."""
+    """Equal matrices of a layer: rows, columns and their number on one rank, [splits] each; group of parameters.
+
+    parts: rows of what is orthogonalised apart of each, and how many of it there are.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
     number: np.ndarray
     group: str
+    parts: tuple[tuple[np.ndarray, int], ...]
 
 
 def muon_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
     """Return the GEMMs of the iterations on the fullest stage, of all of its matrices (``optimizer.whole``) and of those of the
     rank that gets most (``optimizer.shard``); none under Adam.
 
-    For a matrix of s x l, s <= l, an iteration multiplies s x l by l x s, s x s by s x s and s x s by s x l. Matrices are
-    assigned evenly; of fewer than there are ranks, the largest alone decides.
+    For a matrix of s x l, s <= l, an iteration multiplies s x l by l x s, s x s by s x s and s x s by s x l.
     """
     if problem.run.optimizer != "muon":
         return []
-    stages, parts = stages_of(problem, splits), (*table.layers, table.head)
-    matrices = [list(_matrices(part, key)) for part in parts]
-    held = np.concatenate([stages.counts, stages.has_head[:, None]], axis=1)  # [stages, parts, splits]
+    stages = stages_of(problem, splits)
+    matrices = [list(_matrices(problem, part, key)) for part in (*table.layers, table.head)]
+    held = _held(stages)
     each = np.array([sum((found.number * _flops(found) for found in of), np.zeros(len(splits))) for of in matrices])
     fullest = np.argmax((held * each).sum(axis=1), axis=0)
     times = held[fullest, :, np.arange(len(splits))].T
     whole, ops = [found._replace(number=found.number * n) for of, n in zip(matrices, times, strict=True) for found in of], []
-    for found, assigned in zip(whole, _assigned(whole, shard_ranks(problem, splits)), strict=True):
+    for found, assigned in zip(whole, _assigned(whole, shard_ranks(problem, splits), _flops), strict=True):
         for name, number in (("optimizer.whole", found.number), ("optimizer.shard", assigned)):
             ops += _iterations(found, name, number)
     return ops
 
 
-def _matrices(part: Part, key: np.ndarray) -> Iterator[Matrices]:
-    ops = part.estimates.ops
+def _held(stages: StageKinds) -> np.ndarray:
+    """Return the layers of each kind that stages hold, and whether they hold the head: [stages, kinds + 1, splits]."""
+    return np.concatenate([stages.counts, stages.has_head[:, None]], axis=1)
+
+
+def _matrices(problem: Problem, part: Part, key: np.ndarray) -> Iterator[Matrices]:
+    model, ops = problem.model, part.estimates.ops
     for op in (*weight_gemms(ops), *(op for op in ops if op.kind == GROUPED_LINEAR and op.phase == FORWARD)):
         if op.module == ROUTER or op.name.endswith(("vocab", "scores", "context")):
             continue
         rows, columns = (np.broadcast_to(op.dims[name], len(part.times.waits))[key] for name in ("n", "k"))
         experts = op.dims["groups"] if op.kind == GROUPED_LINEAR else 1.0
         number = np.broadcast_to(np.asarray(op.count * experts, dtype=float), len(part.times.waits))[key]
-        yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS)
+        queries = model.num_attention_heads / (model.num_attention_heads + 2 * model.num_key_value_heads)
+        split = (rows * queries, 1), (rows * (1 - queries) / 2, 2)
+        parts = split if op.name == "wqkv" else ((rows, 1),)
+        yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS, parts)
 
 
-def _assigned(whole: list[Matrices], shards: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield how many of the matrices the rank that gets most updates: [splits] each; shards: ranks, by group of parameters."""
-    elements = [np.where(found.number > 0, found.rows * found.columns, 0.0) for found in whole]
-    for found, size in zip(whole, elements, strict=True):
-        alike = [i for i, other in enumerate(whole) if other.group == found.group]
-        ranks = shards[found.group]
-        total = np.sum([whole[i].number for i in alike], axis=0)
-        largest = size >= np.max([elements[i] for i in alike], axis=0)
-        yield np.where(total >= ranks, found.number / ranks, 1.0 * largest * (found.number > 0))
+def _assigned(whole: Sequence[Matrices], shards: Mapping[str, np.ndarray], cost: Cost) -> list[np.ndarray]:
+    """Return how many of the matrices the rank updates to which most is dealt: [splits] each.
+
+    shards: ranks, by group of parameters. cost: of one matrix, by which ranks are compared.
+    """
+    found: list[np.ndarray] = [np.zeros(0)] * len(whole)
+    for group in {matrices.group for matrices in whole}:
+        alike = [i for i, matrices in enumerate(whole) if matrices.group == group]
+        numbers = np.array([whole[i].number for i in alike])
+        sizes = np.array([whole[i].rows * whole[i].columns for i in alike])
+        costs = np.array([cost(whole[i]) for i in alike])
+        order = np.argsort(sizes, axis=0, kind="stable")
+        dealt = _dealt(np.take_along_axis(numbers, order, 0), np.take_along_axis(costs, order, 0), shards[group])
+        for place, i in enumerate(alike):
+            found[i] = dealt[np.argmax(order == place, axis=0), np.arange(dealt.shape[1])]
+    return found
+
+
+def _dealt(numbers: np.ndarray, costs: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return what the rank gets that has most when matrices are dealt 0, 1, ... R - 1, R - 1, ... 1, 0, 0, 1, ...: the number
+    of each kind, [kinds, splits].
+
+    numbers, costs: of each kind, in the order in which they are dealt, [kinds, splits]. ranks: R, [splits].
+    """
+    end = np.cumsum(numbers, axis=0)
+    last = ranks - 1.0
+    places = np.concatenate([0.0 * end[:1], end]) % (2 * ranks)
+    near = np.minimum(places, 2 * ranks - 1 - places)  # only here does the number of one kind change from rank to rank
+    candidates = np.clip(np.concatenate([near - 1, near, near + 1]), 0, last)  # [candidates, splits]
+
+    def before(place: np.ndarray) -> np.ndarray:
+        turn = place[:, None] % (2 * ranks)
+        found: np.ndarray = 2 * (place[:, None] // (2 * ranks)) + (turn > candidates) + (turn > 2 * ranks - 1 - candidates)
+        return found
+
+    each = before(end) - before(end - numbers)  # [kinds, candidates, splits]
+    most = (each * costs[:, None]).sum(axis=0).argmax(axis=0)
+    return each[:, most, np.arange(len(ranks))]
+
+
+def _elements(found: Matrices) -> np.ndarray:
+    elements: np.ndarray = 1.0 * found.rows * found.columns
+    return elements
+
+
+def _products(found: Matrices) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
+    """Yield m, n and k of the products of one iteration on one matrix, and how many of each there are."""
+    for rows, times in found.parts:
+        small, large = np.minimum(rows, found.columns), np.maximum(rows, found.columns)
+        for m, n, k in ((small, small, large), (small, small, small), (small, large, small)):
+            yield m, n, k, times
 
 
 def _flops(found: Matrices) -> np.ndarray:
-    small, large = np.minimum(found.rows, found.columns) * 1.0, np.maximum(found.rows, found.columns) * 1.0
-    flops: np.ndarray = small * small * (2 * large + small)
-    return flops
+    return np.sum([1.0 * m * n * k * times for m, n, k, times in _products(found)], axis=0)
 
 
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
-    small, large = np.minimum(found.rows, found.columns), np.maximum(found.rows, found.columns)
-    shapes = ((small, small, large), (small, small, small), (small, large, small))
     return [
-        Op(name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "layout": 0, "accumulate": 0}, count=STEPS * number)
-        for m, n, k in shapes
-    ]
+        Op(
+            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "layout": 0, "accumulate": 0},
+            count=STEPS * times * number,
+        )
+        for m, n, k, times in _products(found)
+    ]  # fmt: skip
 
 
 def momentum_saved(problem: Problem, name: str) -> float:
@@ -97,12 +154,21 @@ def momentum_saved(problem: Problem, name: str) -> float:
     return FP32 * orthogonalises(problem, name)
 
 
-def largest_matrix(problem: Problem, table: LayerTable, key: np.ndarray, name: str) -> np.ndarray:
-    """Return the elements of the largest matrix that one rank gets whole, [splits]; 0 under Adam."""
+def more_than_even(
+    problem: Problem, table: LayerTable, key: np.ndarray, name: str, ranks: np.ndarray, stages: StageKinds, stage: int
+) -> np.ndarray:
+    """Return the elements of a group's matrices on a stage that the rank updates to which most is dealt, beyond an even share,
+    [splits]; 0 under Adam. ranks: of that group."""
     if not orthogonalises(problem, name):
         return np.zeros(len(key))
-    sizes = [
-        found.rows * found.columns * (found.number > 0)
-        for part in table.layers for found in _matrices(part, key) if found.group == name
+    held = _held(stages)[stage]
+    whole = [
+        found._replace(number=found.number * times)
+        for part, times in zip((*table.layers, table.head), held, strict=True)
+        for found in _matrices(problem, part, key) if found.group == name
     ]  # fmt: skip
-    return np.max(sizes, axis=0) if sizes else np.zeros(len(key))
+    if not whole:
+        return np.zeros(len(key))
+    assigned = _assigned(whole, {name: ranks}, _elements)
+    sizes, numbers = np.array([_elements(found) for found in whole]), np.array([found.number for found in whole])
+    return (sizes * (np.array(assigned) - numbers / ranks)).sum(axis=0)

@@ -10,12 +10,16 @@ import numpy as np
 
 from solver.layers.program import HOST_LINK, HOST_MEMORY, Op
 from solver.spec.precision import MOMENTS
-from solver.spec.recipes import FP32
+from solver.spec.recipes import FP32, HALF
 from solver.step.problem import Problem
 
 TO_HOST = "gradients.to_host"  #: name of the op
 #: Adam on the host reads weight, both moments and the gradient, and writes all but the last, in fp32 [bytes per parameter].
 HOST_ADAM_BYTES = 7 * FP32
+#: Where the fp32 weights live on the host only, it makes 16-bit ones of them for the device (torch converts on the source).
+HOST_CAST_BYTES = FP32 + HALF
+#: Where the host unscales and clips the gradients, in place.
+HOST_CLIP_BYTES = 2 * FP32
 #: Layers whose activations are on the device at a time: the one that computes, and the one that leaves or comes back.
 RESIDENT_LAYERS = 2
 #: The same where modules are offloaded one by one: those of the last layer stay, since its backward pass comes next; then each
@@ -31,36 +35,48 @@ def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
     return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * problem.element_bytes.activation})]
 
 
-def late_gradients(to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray, overlaps: bool) -> np.ndarray:
-    """Return the exposed seconds per step of moving gradients to the host.
+def late_gradients(
+    to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray, zero: np.ndarray, overlaps: bool
+) -> np.ndarray:
+    """Return the exposed seconds per step of moving gradients to the host. to_host: one way, in 16 bits.
 
     overlaps: copies run beside the backward pass (DeepSpeed's overlap_comm); only what outlasts it is late then. After the
-    first micro batch the sum is copied from the host, added to on the device and copied back (DeepSpeed's stage_1_and_2.py,
-    async_accumulate_grad_in_cpu_via_gpu): twice the bytes.
+    first micro batch the sum comes from the host, is added to on the device and goes back; the last one's also goes in fp32.
+    ZeRO-2 sends a single micro batch's in fp32 alone, ZeRO-3 reads back what it has just sent after the first one, too
+    (DeepSpeed 0.19: stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu and async_inplace_copy_grad_to_fp32_buffer_from_gpu;
+    stage3.py, partition_grads).
     """
-    beside = backward if overlaps else 0.0
-    late: np.ndarray = np.maximum(to_host - beside, 0.0) + (micro_batches - 1) * np.maximum(2 * to_host - beside, 0.0)
-    return late
+    beside, sharded = backward if overlaps else 0.0, zero == 3
+
+    def late(ways: np.ndarray | float) -> np.ndarray:
+        exposed: np.ndarray = np.maximum(ways * to_host - beside, 0.0)
+        return exposed
+
+    several = late(np.where(sharded, 2.0, 1.0)) + (micro_batches - 2) * late(2.0) + late(4.0)
+    return np.where(micro_batches == 1, late(np.where(sharded, 4.0, 2.0)), several)
 
 
 def optimizer_ops(problem: Problem, name: str, owned: np.ndarray) -> list[Op]:
     """Return the host's part of an optimizer step over ``owned`` parameters of a rank: fp32 gradients go to the host, the
-    host's Adam runs, fp32 weights come back, one after the other. Gradients that are there already leave 16-bit weights."""
-    share = problem.run.optimizer_offload_fraction
+    host's Adam runs, weights come back, one after the other: in fp32 where the device has such, else in 16 bits. Gradients that
+    are there already need not go."""
+    share, memory = problem.run.optimizer_offload_fraction, problem.framework.memory
     if not share:
         return []
-    back = problem.element_bytes.weight if problem.run.offload_gradients else 2 * FP32
+    there = 0 if problem.run.offload_gradients else FP32
+    back = problem.element_bytes.weight if memory.offloads_master else FP32
+    host = HOST_ADAM_BYTES + HOST_CAST_BYTES * memory.offloads_master + HOST_CLIP_BYTES * memory.clips_on_host
     return [
-        Op(name, "optimizer", HOST_LINK, "step", {"bytes": owned * share * back}),
-        Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": owned * share * HOST_ADAM_BYTES}),
+        Op(name, "optimizer", HOST_LINK, "step", {"bytes": owned * share * (there + back)}),
+        Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": owned * share * host}),
     ]
 
 
 def states_on_host(problem: Problem) -> float:
     """Return the bytes per parameter of the optimizer's states on the host: both moments, and perhaps the fp32 weight."""
-    memory, sizes = problem.framework.memory, problem.element_bytes
-    master = FP32 if memory.offloads_master and sizes.weight < FP32 else 0.0
-    return problem.run.optimizer_offload_fraction * (2.0 * MOMENTS[problem.run.optimizer_states] + master)
+    moments = 2.0 * MOMENTS[problem.run.optimizer_states]
+    leaving = problem.element_bytes.states if problem.framework.memory.offloads_master else moments
+    return problem.run.optimizer_offload_fraction * leaving
 
 
 def gradients_here(problem: Problem) -> float:

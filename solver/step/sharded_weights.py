@@ -38,7 +38,7 @@ class ShardedWeights:
     last: int
 
 
-def tensors_of_layer(problem: Problem) -> int:
+def linear_tensors(problem: Problem) -> int:
     """Return the weights of a dense layer's linears, as the framework keeps them."""
     kernels = problem.framework.kernels
     up = 1 if kernels.fused_gate_up else problem.model.up_matrices
@@ -102,7 +102,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     reducing = 1.0 / splits.num_micro_batches if problem.defers_sync else np.ones(len(splits))
     root = work("root", ways[0]).exposed + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
-    again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
+    again = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
     return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again, reducing, int(problem.kinds.of_layer[-1]))
 
 
@@ -126,7 +126,7 @@ def _messages(problem: Problem, name: str) -> int:
     """Return the collectives that carry the weights of a layer, or of embedding and head."""
     if not problem.framework.data_parallel.zero3_by_tensor:
         return 1
-    return tensors_of_layer(problem) if name != "root" else 1 + (not problem.model.tie_word_embeddings)
+    return linear_tensors(problem) if name != "root" else 1 + (not problem.model.tie_word_embeddings)
 
 
 def exposed_by_sharding(

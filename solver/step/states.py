@@ -10,7 +10,7 @@ from solver.layers.program import EXPERTS, LINEARS, OTHERS, VOCABULARY
 from solver.spec.choices import TpMode
 from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
-from solver.step.muon import largest_matrix, momentum_saved
+from solver.step.muon import momentum_saved, more_than_even
 from solver.step.offload import gradients_here, states_on_host
 from solver.step.parameter_groups import elements_of, joined_ends, of_layers, partitions, shares_vocabulary, trained_elements
 from solver.step.problem import LayerTable, Problem
@@ -43,7 +43,8 @@ def stage_state(
     groups = {name: elements_of(problem, table, key, stages, stage, name) for name in shares}
     for name, updated in partitions(problem, splits, groups, shares).items():
         elements = groups[name]
-        partitioned = np.minimum(elements, np.maximum(updated, largest_matrix(problem, table, key, name)))
+        more = more_than_even(problem, table, key, name, shares[name], stages, stage)
+        partitioned = np.minimum(elements, updated + more)
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
             out[0, :3] += problem.element_bytes.activation * elements
             out[0, 3] += problem.element_bytes.activation * partitioned
@@ -53,7 +54,7 @@ def stage_state(
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zeros:
             whole = piped & (zero == 2) | late & (zero > 1)
-            held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
+            held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
     out[1] += bucket_bytes(problem, trained)
@@ -86,14 +87,16 @@ def bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
     which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step).
     """
     memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
-    size = np.full((4, len(trained)), memory.gradient_buckets * elements if memory.gradient_buckets else 0.0)
+    number = np.full((4, 1), memory.gradient_buckets)
+    number[1:3] += memory.second_bucket and problem.run.overlap_grad_reduce
+    size = np.full((4, len(trained)), number * elements if memory.gradient_buckets else 0.0)
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
         size[3] = 0.0
     return size * problem.element_bytes.gradient
 
 
-def _trained_bytes(
+def trained_bytes(
     problem: Problem,
     name: str,
     zero: int,
@@ -115,11 +118,12 @@ def _trained_bytes(
     reduced = np.where(keeps, 0, memory.sharded_gradient_bytes if zero == 3 else 0)
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
     gradients = gradients + (np.where(reduced, reduced, sizes.gradient) + kept_halves(problem)) * whole * here
-    if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
-        gradients = gradients + FP32 * owned * here
     beside = memory.partition_bytes if zero in (1, 2) else 0.0
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
-    step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+    on_device = (1 - problem.run.optimizer_offload_fraction) * owned
+    step: np.ndarray = sizes.step * on_device
+    if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
+        step = step + (HALF + FP32) * (np.minimum(on_device, memory.fp32_gradient_copy) if zero == 3 else on_device)
     if zero in (1, 2):
         step = step + memory.list_bytes * elements * several
     if memory.step_peak and zero < 2:

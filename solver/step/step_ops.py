@@ -18,8 +18,9 @@ from solver.step.parameter_groups import ParameterGroup, partitions, shard_ranks
 from solver.step.problem import LayerTable, Problem
 
 #: Bytes per parameter around Muon's iterations (solver.step.muon), in fp32: momentum (gradient and it read, it written: 12),
-#: Nesterov's mean (12), norm (4), weight decay (8), update (12), the 16-bit weight (6).
-MUON_BYTES = 54.0
+#: norm (4) and division by it (8), to 16 bits and back (12), two scalings (16), weight decay (8), update (12), the 16-bit
+#: weight (6). Without Nesterov's mean (muon_use_nesterov). emerging_optimizers' muon_utils.py and orthogonalized_optimizer.py.
+MUON_BYTES = 78.0
 
 
 def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.ndarray, ranks: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
 from solver.step.problem import LayerTable, Problem
-from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights, tensors_of_layer
+from solver.step.sharded_weights import ShardedWeights, linear_tensors, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.stage_kinds import StageKinds
 from solver.step.step_ops import list_seconds, send_recv_ops, synchronisation_ops, tied_embedding_op
@@ -89,7 +89,7 @@ def estimate_synchronisation(
         return estimates
     if problem.framework.data_parallel.buckets_of_tensors:
         return with_checks(estimates)
-    return with_checks(estimates, tensors_of_layer(problem) * problem.model.num_hidden_layers / splits.pp + 1)
+    return with_checks(estimates, linear_tensors(problem) * problem.model.num_hidden_layers / splits.pp + 1)
 
 
 def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:

@@ -63,9 +63,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     passes = pipelines.backward[same], pipelines.forward[same]
     sync, gather = _synchronisation(problem, terms, layouts, *passes)
     if problem.run.offload_gradients:
-        sync = sync + late_gradients(
-            terms.to_host[row], passes[0], terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
-        )
+        number, beside = terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
+        sync = sync + late_gradients(terms.to_host[row], passes[0], number, layouts.zero, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
     optimizer = optimizer + casts * terms.weight_casts[row]

@@ -32,11 +32,12 @@ def read_strategy(source: Source) -> FileRun:
     plain = json_object(source.text, source.path)
     beside = source.beside(model_path(source.path.stem))
     described = json_object(beside, source.path.parent / model_path(source.path.stem)) if beside is not None else {}
+    other = None if is_model(described) else model_beside(source, "SimuMax's strategy holds no model")
     try:
         strategy = StrategyConfig(**plain)
-        own = ModelConfig(**described) if is_model(described) else None
-        model = model_of(own, strategy.tp_size) if own else model_beside(source, "SimuMax's strategy holds no model")
-        read = layout_of(strategy, own or _experts_of(model))
+        own = _experts_of(other) if other else ModelConfig(**described)
+        model = other or model_of(own, strategy.tp_size)
+        read = layout_of(strategy, own)
     except InputError as error:
         raise InputError(f"{source.path}: {error}") from None
     layout = {**framework_of(read.fields["framework"]).flags, **read.fields}

@@ -46,11 +46,20 @@ MEGATRON_DEEPSPEED = Framework(
         accumulation_casts=True,  # runtime/bf16_optimizer.py, _update_hp_grad: lp.grad.to(hp_grad.dtype), then add_
     ),
     pipeline=Pipeline(blocking_sends=4.0),  # the engine sends and receives one after the other
-    # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, an fp32 copy of the partition's gradients.
+    # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, two with overlap_comm (setup_buckets), and, in step, an
+    # fp32 copy of the partition's gradients; stage3.py: of sub_group_size elements at a time, and lp_param_buffer beside the
+    # fp32 partitions. With the optimizer on the host unscale_and_clip_grads runs there.
     # runtime/bf16_optimizer.py and pipe/engine.py: update_hp_grads leaves the 16-bit gradients. NCCL of 2021 keeps about
     # 0.4 GiB for each of the groups for data, tensors, pipeline, model, embedding and all (assumed)
     memory=MemoryUse(
-        fp32_gradient_copy=True, keeps_half_gradients=True, gradient_buckets=1.0, runtime_bytes=3.9 * GIB, offloads_master=True
+        fp32_gradient_copy=1e9,
+        keeps_half_gradients=True,
+        gradient_buckets=1.0,
+        second_bucket=True,
+        runtime_bytes=3.9 * GIB,
+        keeps_shards=True,
+        offloads_master=True,
+        clips_on_host=True,
     ),
     uncertainty=0.09,  # which kernels were fused is stated by few runs
 )
@@ -80,7 +89,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     can_run={"pipeline_layout": True, "zero_stages": (0, 1), "offloads": ()},
     kernels={"dropout": False, "bias_apart": False, "tf32": True},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
-    memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},
+    memory={"fp32_gradient_copy": 0.0, "keeps_half_gradients": False},
 )
 
 ALEPH_ALPHA = Framework(

@@ -132,6 +132,9 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "transformer_engine": True,
         "fused_adam_copies": True,
         "dummy_gradients": True,  # with Transformer Engine 2.3 or later, of May 2025
+        # arguments.py asks for the precision-aware optimizer beside --optimizer-cpu-offload, for which distrib_optimizer.py
+        # makes no fp32 weights; those of HybridDeviceOptimizer are on the host
+        "offloads_master": True,
     },
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds

@@ -10,6 +10,7 @@ import pytest
 from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
 
 from predictor.cost_model import CostModel
+from solver.layers.program import LINEARS
 from solver.spec.choices import SCHEDULES
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
@@ -17,6 +18,7 @@ from solver.spec.model_size import parameters
 from solver.step.memory import PARTS, least_memory
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.states import trained_bytes
 from solver.step.workspaces import workspace_bytes
 
 MODEL = ModelSpec(
@@ -324,18 +326,31 @@ def test_nanotron_reserves_what_its_collectives_still_read() -> None:
     assert memory.reserved[0] - memory.allocated[0] - gaps == pytest.approx(2 * 2 * 32 * 64 * 2)
 
 
-def test_deepspeed_copies_gradients_to_fp32() -> None:
-    # ZeRO-1 of 8 ranks: 16-bit gradients, fp32 copies of an eighth of them, and a bucket of 500 million 16-bit gradients
-    name = "megatron-deepspeed"
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=name)
+@pytest.mark.parametrize(("overlaps", "buckets"), [(False, 1), (True, 2)])
+def test_gradients_and_buckets_of_deepspeed(overlaps: bool, buckets: int) -> None:
+    # 16-bit gradients and a bucket of 500 million of them, or two, under ZeRO-1 of 8 ranks
+    run = {**TINY_RUN, "framework": "megatron-deepspeed", "overlap_grad_reduce": overlaps}
+    problem = make_problem(TINY, 8, toy_cost(), **run)
     found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8) for zero in (0, 1)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     bucket = 2 * problem.framework.data_parallel.bucket_elements
-    assert (found.memory.parts[1] - bucket).tolist() == [2 * elements, 2 * elements + 4 * elements / 8]
-    # with fp32 gradients the 16-bit ones stay, and nothing is copied
-    fp32 = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=name, grad_dtype="fp32")
+    assert found.memory.parts[1].tolist() == [2 * elements + bucket, 2 * elements + buckets * bucket]
+    # with fp32 gradients the 16-bit ones stay
+    fp32 = make_problem(TINY, 8, toy_cost(), **run, grad_dtype="fp32")
     held = estimated(fp32, [fp32.run.replace(zero=1, zero_shard_size=8)]).memory.parts[1, 0]
-    assert held - 2 * bucket == (4 + 2) * elements
+    assert held - buckets * 2 * bucket == (4 + 2) * elements
+
+
+def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:
+    # 2 + 4 bytes of what a rank updates, under ZeRO-3 of a billion at a time; nothing where gradients are in fp32
+    for zero, ranks, expected in ((1, 2, 6 * 1.5e9), (2, 2, 6 * 1.5e9), (3, 2, 6 * 1e9), (1, 1, 6 * 3e9)):
+        problem = make_problem(TINY, ranks, toy_cost(), **TINY_RUN, framework="megatron-deepspeed")
+        owned = np.array([3e9 / ranks])
+        _, step = trained_bytes(problem, LINEARS, zero, np.array([3e9]), owned, np.array([ranks > 1]), np.array([False]))
+        assert step.tolist() == [expected]
+    wide = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="megatron-deepspeed", grad_dtype="fp32")
+    _, step = trained_bytes(wide, LINEARS, 1, np.array([3e9]), np.array([1.5e9]), np.array([True]), np.array([False]))
+    assert step.tolist() == [0]
 
 
 @pytest.mark.parametrize(

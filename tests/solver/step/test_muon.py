@@ -27,7 +27,9 @@ def products(rows: int, columns: int) -> float:
     return 5 * 2 * (small * small * large + small**3 + small * small * large)
 
 
-ONE_LAYER = sum(products(*sizes) for sizes in MATRICES)
+#: Queries, keys and values (64, 32 and 32 rows) are orthogonalised apart.
+APART = ((64, 64), (32, 64), (32, 64), *MATRICES[1:])
+ONE_LAYER = sum(products(*sizes) for sizes in APART)
 
 
 def problem(world: int = 1, **constants: Any) -> Problem:
@@ -50,33 +52,39 @@ def test_the_products_of_two_layers_by_hand() -> None:
     matrices = 2 * sum(rows * columns for rows, columns in MATRICES)
     moved = float(part(muon, "optimizer")[0]) - float(part(adam, "optimizer")[0])
     adam_bytes = adam.problem.framework.data_parallel.optimizer_bytes_per_parameter
-    assert moved == pytest.approx(2 * ONE_LAYER * FLOP + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
+    assert moved == pytest.approx(2 * ONE_LAYER * FLOP + matrices * (78 - adam_bytes) * 1e-12, rel=1e-9)
     assert held(adam) - held(muon) == pytest.approx(4 * matrices)  # one momentum instead of two moments
 
 
 def test_tensor_ranks_work_on_their_part() -> None:
     whole, halves = estimated(2), estimated(2, {"tp": 2, "dp": 1})
     parts = ((64, 64), (64, 32), (128, 64), (64, 64))
-    iterations = 2 * sum(products(*sizes) for sizes in parts) * FLOP
+    apart = ((32, 64), (16, 64), (16, 64), *parts[1:])
+    iterations = 2 * sum(products(*sizes) for sizes in apart) * FLOP
     matrices = sum(rows * columns for rows, columns in parts) * 2
     other = estimated(2, {"tp": 2, "dp": 1}, optimizer="adam")
     adam_bytes = other.problem.framework.data_parallel.optimizer_bytes_per_parameter
     moved = float(part(halves, "optimizer")[0] - part(other, "optimizer")[0])
-    assert moved == pytest.approx(iterations + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
+    assert moved == pytest.approx(iterations + matrices * (78 - adam_bytes) * 1e-12, rel=1e-9)
     assert part(halves, "optimizer")[0] < part(whole, "optimizer")[0]
 
 
-@pytest.mark.parametrize(("ranks", "layers"), [(4, 2 / 4), (8, 2 / 8)])
-def test_matrices_are_dealt_to_ranks(ranks: int, layers: float) -> None:
-    # of 8 matrices (two layers) each of 4 ranks gets two, each of 8 one
+@pytest.mark.parametrize(("ranks", "fullest"), [(4, ((64, 64), (256, 64))), (8, ((256, 64),))])
+def test_matrices_are_dealt_to_ranks(ranks: int, fullest: tuple[tuple[int, int], ...]) -> None:
+    # 8 matrices (two layers) by size: 2 of 4,096 elements, 4 of 8,192, 2 of 16,384. Dealt to and fro, the first of 4 ranks gets
+    # one of the first and one of the last; of 8 ranks each gets one
     alone, assigned = (estimated(ranks, {"zero": zero, "zero_shard_size": ranks if zero else 1}) for zero in (0, 1))
     both = [estimated(ranks, {"zero": z, "zero_shard_size": ranks if z else 1}, optimizer="adam") for z in (0, 1)]
     adam_bytes = both[0].problem.framework.data_parallel.optimizer_bytes_per_parameter
     matrices = 2 * sum(rows * columns for rows, columns in MATRICES)
-    for muon, adam, share in ((alone, both[0], 2.0), (assigned, both[1], layers)):
+    dealt = sum(products(*sizes) for sizes in fullest)
+    for muon, adam, iterations, share in ((alone, both[0], 2 * ONE_LAYER, 1), (assigned, both[1], dealt, 1 / ranks)):
         moved = float(part(muon, "optimizer")[0] - part(adam, "optimizer")[0])
-        per_rank = matrices * share / 2
-        assert moved == pytest.approx(share * ONE_LAYER * FLOP + per_rank * (54 - adam_bytes) * 1e-12, rel=1e-6)
+        assert moved == pytest.approx(iterations * FLOP + matrices * share * (78 - adam_bytes) * 1e-12, rel=1e-6)
+    # the first of 4 ranks also holds no more than the others: 4,096 + 16,384 as 2 * 8,192 and more
+    elements, even = (4096 + 16384, 2 * 16384 / 2), matrices / ranks
+    most = elements[0] if ranks == 4 else elements[1]
+    assert held(assigned) - held(both[1]) == pytest.approx(8 * most - 12 * even)
     # gradients are all-reduced whole, and nothing hides the gather of what was updated
     assert part(assigned, "gradient_sync")[0] == pytest.approx(part(both[0], "gradient_sync")[0], rel=1e-9)
     after = estimated(ranks, {"zero": 1, "zero_shard_size": ranks}, optimizer="adam", overlap_param_gather=False)
@@ -132,4 +140,4 @@ def test_the_fullest_stage_decides() -> None:
     matrices = sum(rows * columns for rows, columns in MATRICES)
     adam_bytes = adam.problem.framework.data_parallel.optimizer_bytes_per_parameter
     moved = float(part(found, "optimizer")[0] - part(adam, "optimizer")[0])
-    assert moved == pytest.approx(ONE_LAYER * FLOP + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
+    assert moved == pytest.approx(ONE_LAYER * FLOP + matrices * (78 - adam_bytes) * 1e-12, rel=1e-9)

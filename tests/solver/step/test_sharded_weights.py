@@ -8,7 +8,7 @@ import pytest
 from toy import BYTE, LINK, TINY, part, tiny
 
 from solver.spec.frameworks import framework_of
-from solver.step.sharded_weights import tensors_of_layer
+from solver.step.sharded_weights import linear_tensors
 from solver.step.solutions import Solutions
 
 #: Weights of a layer's linears, and its norms.
@@ -106,7 +106,7 @@ def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
 
 @pytest.mark.parametrize(("framework", "tensors"), [("megatron-deepspeed", 4), ("aleph-alpha-scaling", 5), ("llm-foundry", 5)])
 def test_tensors_of_a_gated_layer(framework: str, tensors: int) -> None:
-    assert tensors_of_layer(tiny(framework, 8, dp=8).problem) == tensors
+    assert linear_tensors(tiny(framework, 8, dp=8).problem) == tensors
 
 
 def test_nothing_hides_the_first_gather_nor_the_ends() -> None:

@@ -146,13 +146,10 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
                            overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
     found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=16), problem.run.replace(zero=0)])
     reduce_scatter, all_gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
-    if not overlap:
-        assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
-        assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
-    else:
-        # one bucket holds all gradients and all parameters: no backward pass is left beside it, no forward pass has begun
-        assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
-        assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
+    # one bucket holds all gradients and all parameters: even where they overlap, no backward pass is left beside it, and no
+    # forward pass has begun
+    assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
+    assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
     # 30 bytes of Adam and 8 of norm and clipping per parameter, sharded over 16 ranks or not; the norm's 4 bytes cross nodes;
     # all gradients are zeroed and divided
     whole, rest = parameters * 38 * BYTE, parameters * 3 * 4 * BYTE + 4 * NETWORK
