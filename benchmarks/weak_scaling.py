@@ -66,13 +66,11 @@ class Series:
     def growth(self, std: float) -> np.ndarray:
         """Return the predicted growth over the first size with a constant."""
         seconds = self.alone * (1 + std * self.waits)
-        grown: np.ndarray = seconds / seconds[0] - 1
-        return grown
+        return seconds / seconds[0] - 1
 
     @property
     def measured_growth(self) -> np.ndarray:
-        grown: np.ndarray = self.measured / self.measured[0] - 1
-        return grown
+        return self.measured / self.measured[0] - 1
 
     @property
     def std(self) -> float:

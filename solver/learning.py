@@ -193,8 +193,7 @@ def _step(
 
 def _apart(residual: np.ndarray) -> np.ndarray:
     """Return what runs are off by beside what all are off by."""
-    apart: np.ndarray = residual - np.median(residual)
-    return apart
+    return residual - np.median(residual)
 
 
 def _noise(residual: np.ndarray, jacobian: np.ndarray, information: np.ndarray, weights: np.ndarray, before: float) -> float:

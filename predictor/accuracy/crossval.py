@@ -40,8 +40,7 @@ class Split:
     @property
     def held(self) -> np.ndarray:
         """The rows that some fold holds out, shape [rows]."""
-        held: np.ndarray = np.any(self.folds, axis=0)
-        return held
+        return np.any(self.folds, axis=0)
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,7 @@ def naive_seconds(flops: np.ndarray, seconds: np.ndarray, asked: np.ndarray) -> 
     """Time from total FLOPs only: the achieved FLOP/s interpolated over log FLOPs, as simple simulators do."""
     sizes, at = np.unique(flops, return_inverse=True)
     rate = np.bincount(at, weights=np.log(flops / seconds)) / np.bincount(at)
-    seconds_asked: np.ndarray = asked / np.exp(np.interp(np.log(asked), np.log(sizes), rate))
-    return seconds_asked
+    return asked / np.exp(np.interp(np.log(asked), np.log(sizes), rate))
 
 
 def random_fifth(rows: int) -> Split:

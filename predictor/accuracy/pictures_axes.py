@@ -66,8 +66,7 @@ def rate_unit(peak: float) -> tuple[str, float]:
 
 def interval_factor(estimate: Estimate) -> np.ndarray:
     """Bounds of the 90% prediction interval of time: seconds divided and multiplied by this."""
-    factor: np.ndarray = np.exp(Z90 * estimate.relative_std)
-    return factor
+    return np.exp(Z90 * estimate.relative_std)
 
 
 def flops_axis(axes: Axes, label: str) -> None:

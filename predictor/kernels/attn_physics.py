@@ -44,8 +44,7 @@ UPPER = AttnPhysics(1e-4, 1.00, 300.0, 1.00, 2000.0, 8.0, 1.0, 0.12, 2e-2, 4.0)
 
 def mean_keys(seq_q: Any, seq_kv: Any, causal: Any) -> np.ndarray:
     """Return how many keys a query attends to on average: seq_kv minus the half square that a causal mask hides; at least 1."""
-    keys: np.ndarray = np.maximum(seq_kv - np.asarray(causal) * (np.asarray(seq_q) - 1) / 2, 1.0)
-    return keys
+    return np.maximum(seq_kv - np.asarray(causal) * (np.asarray(seq_q) - 1) / 2, 1.0)
 
 
 class AttnShape(NamedTuple):
@@ -69,21 +68,18 @@ class AttnShape(NamedTuple):
     def flops(self) -> np.ndarray:
         """Useful forward FLOPs: two GEMMs of 2 * area * dim each."""
         pairs = self.batch * self.heads * self.seq_q * self.keys_per_query
-        flops: np.ndarray = 2 * pairs * (self.head_dim + self.v_head_dim)
-        return flops
+        return 2 * pairs * (self.head_dim + self.v_head_dim)
 
     @property
     def elements(self) -> np.ndarray:
         """Minimum count of numbers read and written: q, k, v, output."""
         dims = self.head_dim + self.v_head_dim
-        numbers: np.ndarray = self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
-        return numbers
+        return self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
 
     @property
     def blocks(self) -> np.ndarray:
         """Total number of query blocks."""
-        blocks: np.ndarray = self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
-        return blocks
+        return self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
 
 
 class AttnMachine(NamedTuple):
@@ -153,8 +149,7 @@ def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray
 
     def error(x: np.ndarray) -> np.ndarray:
         times = attn_times(physics(x), machine, part)
-        found: np.ndarray = np.log(times.seconds + times.cache) - target
-        return found
+        return np.log(times.seconds + times.cache) - target
 
     first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
     bounds = (low[fitted], high[fitted])

@@ -96,8 +96,7 @@ def _hopper(backward: bool, at: np.ndarray, causal: np.ndarray) -> np.ndarray:
 def _blackwell(device: Device, dtype: str, backward: bool, at: np.ndarray, dims: np.ndarray) -> np.ndarray:
     few, many = (_by_dims(BLACKWELL[exponentials, backward], dtype, at, dims) for exponentials in (16, 32))
     share = np.clip(2.0 * (1.0 - USUAL_EXPONENTIALS / device.exponentials), 0.0, 1.0)  # of the time that exponentials wait
-    between: np.ndarray = few + share * (many - few)
-    return between
+    return few + share * (many - few)
 
 
 def _by_dims(measured: tuple[Times, ...], dtype: str, at: np.ndarray, dims: np.ndarray) -> np.ndarray:

@@ -104,14 +104,12 @@ def adding_seconds(
 ) -> np.ndarray:
     """Return the least seconds of GEMMs that are added to an fp32 buffer, shape [rows]: it is read and written."""
     moved = batch * (machine.element * (m + n) * k + ADDED_BYTES * m * n)
-    seconds: np.ndarray = physics.launch + moved / (physics.bandwidth * machine.bandwidth)
-    return seconds
+    return physics.launch + moved / (physics.bandwidth * machine.bandwidth)
 
 
 def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
     """Return the seconds of quantising the first operand, shape [rows]."""
-    seconds: np.ndarray = physics.cast_launch + physics.cast * batch * m * k / machine.bandwidth
-    return seconds
+    return physics.cast_launch + physics.cast * batch * m * k / machine.bandwidth
 
 
 def fit_gemm_physics(
@@ -144,8 +142,7 @@ def fit_gemm_physics(
     def error(x: np.ndarray) -> np.ndarray:
         physics = constants(x)
         cast = np.where(quantises, cast_seconds(physics, machine, m, k, batch), 0.0)
-        found: np.ndarray = np.log(gemm_times(physics, machine, *parts).seconds + cast) - target
-        return found
+        return np.log(gemm_times(physics, machine, *parts).seconds + cast) - target
 
     first = np.clip(vector(start), low + 1e-6, high - 1e-6)
     found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)

@@ -187,8 +187,7 @@ def other_lab(source: np.ndarray) -> np.ndarray:
 def starts_with(source: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
     """True where an entry of ``source`` starts with one of ``names``, ignoring case; shape [rows]."""
     lower = np.char.lower(np.asarray(source, dtype=np.str_))
-    hit: np.ndarray = np.any([np.char.startswith(lower, name.lower()) for name in names], axis=0)
-    return hit
+    return np.any([np.char.startswith(lower, name.lower()) for name in names], axis=0)
 
 
 def own_forward_rows(table: Table) -> Table:

@@ -15,8 +15,7 @@ def coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) 
     A batch acts like a larger m, so new batches count half; so does work beyond the largest measured, where power is the
     limit.
     """
-    octaves: np.ndarray = np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
-    return octaves
+    return np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
 
 
 def features_of(

@@ -205,8 +205,7 @@ def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[
     from scipy.optimize import least_squares
 
     def error(x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.log((np.exp(x[0]) + size / (np.exp(x[1]) * bandwidth)) / seconds)
-        return found
+        return np.log((np.exp(x[0]) + size / (np.exp(x[1]) * bandwidth)) / seconds)
 
     start = np.clip(np.log([DEFAULT[0], DEFAULT[1]]), _LOW, _HIGH)
     high = _HIGH if size.min() < _LAUNCH_SEEN else np.array([np.log(DEFAULT[0]), _HIGH[1]])

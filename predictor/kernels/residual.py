@@ -54,8 +54,7 @@ class Residual:
         box = np.sqrt((outside**2).sum(axis=1))
         square = (coordinates**2).sum(axis=1)[:, None] - 2 * coordinates @ self.centres.T
         nearest = np.sqrt(np.maximum((square + (self.centres**2).sum(axis=1)).min(axis=1), 0))
-        octaves: np.ndarray = np.maximum(box, nearest - self.radius - 1e-6)
-        return octaves
+        return np.maximum(box, nearest - self.radius - 1e-6)
 
     def correct(
         self, features: np.ndarray, coordinates: np.ndarray, log_bare: np.ndarray

@@ -142,8 +142,7 @@ def ring_links(ranks: np.ndarray, peers: float) -> np.ndarray:
     """Return the share of a GPU's links that rings over several nodes use: a ring leaves the node at each of its ``ranks`` by
     that one's NIC, so that links between them carry (k - 1) / k of what each sends.
     """
-    share: np.ndarray = np.minimum(link_share(ranks, peers) * ranks / np.maximum(ranks - 1.0, 1.0), 1.0)
-    return share
+    return np.minimum(link_share(ranks, peers) * ranks / np.maximum(ranks - 1.0, 1.0), 1.0)
 
 
 def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
@@ -151,8 +150,7 @@ def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
     ranks = np.asarray(ranks, dtype=np.float64)
     if op in ("broadcast", "p2p"):
         return np.ones_like(ranks)
-    share: np.ndarray = (2.0 if op == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
-    return share
+    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
 
 
 def inside_bound(op: str, one_node: np.ndarray, intra: np.ndarray, inter: np.ndarray) -> np.ndarray:

@@ -49,8 +49,7 @@ class Curves:
         left = self._left(curve, at)
         d, c = at - self.x[left], self.cubic[left]
         inside = np.exp(((c[..., 0] * d + c[..., 1]) * d + c[..., 2]) * d + c[..., 3])
-        seconds: np.ndarray = inside + self.tail[curve] * (np.exp(np.maximum(log_bytes, high)) - np.exp(high))
-        return seconds
+        return inside + self.tail[curve] * (np.exp(np.maximum(log_bytes, high)) - np.exp(high))
 
     def points(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return (bytes, seconds) of the knots of every curve."""
@@ -59,8 +58,7 @@ class Curves:
 
     def latency(self, curve: np.ndarray) -> np.ndarray:
         """Seconds of the smallest messages."""
-        seconds: np.ndarray = np.exp(self.cubic[self.first[curve], 3])
-        return seconds
+        return np.exp(self.cubic[self.first[curve], 3])
 
     def uncertainty(self, curve: np.ndarray, log_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Standard deviation of log time, whether ``log_bytes`` is a measured size, and whether it is out of range."""
@@ -78,8 +76,7 @@ class Curves:
     def _left(self, curve: np.ndarray, at: np.ndarray) -> np.ndarray:
         owner = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         found = np.searchsorted(owner * _SPAN + self.x, curve * _SPAN + at, side="right") - 1
-        left: np.ndarray = np.clip(found, self.first[curve], np.maximum(self.first[curve + 1] - 2, self.first[curve]))
-        return left
+        return np.clip(found, self.first[curve], np.maximum(self.first[curve + 1] - 2, self.first[curve]))
 
     def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
         return {prefix + f.name: getattr(self, f.name) for f in fields(self)}

@@ -74,8 +74,7 @@ class Exchange:
         """Expected number of other nodes to which a row goes."""
         nodes = np.minimum(self.inter, self.node_limit)
         reached = expected_groups(nodes, self.experts * nodes / self.inter, self.top_k)
-        other: np.ndarray = reached * (self.inter - 1) / self.inter
-        return other
+        return reached * (self.inter - 1) / self.inter
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ class ExchangeLaw:
         kernel = kernel_parts(at, copies + other)[:, 1:] @ self.kernel_constants()[1:]
         start = self.start + np.where(far, at.inter * self.node_start, 0.0)
         slowest = np.maximum(kernel * np.where(far, self.slowdown, 1.0), np.maximum(links, network))
-        seconds: np.ndarray = start + slowest
-        return seconds
+        return start + slowest
 
     def kernel_constants(self) -> np.ndarray:
         return np.array([getattr(self, name) for name in _KERNEL])
@@ -224,5 +222,4 @@ def _relative_nnls(parts: np.ndarray, seconds: np.ndarray, prior: np.ndarray) ->
     for _ in range(20):
         factors, _ = nnls(np.vstack([relative * weight[:, None], anchor]), np.append(weight, anchor.sum(axis=0)))
         weight = (1 + ((relative @ factors - 1) / _USUAL_ERROR) ** 2) ** -0.25
-    constants: np.ndarray = factors * prior
-    return constants
+    return factors * prior

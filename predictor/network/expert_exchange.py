@@ -120,8 +120,7 @@ def fitted_rows(table: Table, dispatcher: str, op: str) -> Table:
 
 
 def _shapes(index: int, columns: list[np.ndarray]) -> np.ndarray:
-    shapes: np.ndarray = np.stack([np.full(len(columns[0]), index), *columns], axis=1).astype(np.float64)
-    return shapes
+    return np.stack([np.full(len(columns[0]), index), *columns], axis=1).astype(np.float64)
 
 
 def _among(asked: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -130,8 +129,7 @@ def _among(asked: np.ndarray, known: np.ndarray) -> np.ndarray:
         return np.zeros(len(asked), dtype=bool)
     row = np.dtype((np.void, asked.shape[1] * asked.itemsize))
     words, known_words = (np.ascontiguousarray(a + 0.0).view(row).ravel() for a in (asked, known))  # + 0.0: no negative zero
-    among: np.ndarray = np.isin(words, known_words)
-    return among
+    return np.isin(words, known_words)
 
 
 def _check(

@@ -43,8 +43,7 @@ class LeafSwitches:
         else:
             kept = np.minimum(below / self.oversubscription, 1.0)
         inside = (inter <= below) & (op != "p2p")  # of the pairs of a pipeline's stages some are below two leaves
-        share: np.ndarray = np.where(inside, 1.0, kept)
-        return share
+        return np.where(inside, 1.0, kept)
 
     def text(self) -> str:
         """Return in words what the leaf switches do."""

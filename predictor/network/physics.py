@@ -68,8 +68,7 @@ class NetworkParameters:
 def join(latency: np.ndarray, wire: np.ndarray, sharpness: float) -> np.ndarray:
     """(latency^p + wire^p)^(1/p), p = ``sharpness``, for arrays that are >= 0, at least one of them positive."""
     large, small = np.maximum(latency, wire), np.minimum(latency, wire)
-    joined: np.ndarray = large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
-    return joined
+    return large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,11 @@ class Groups:
 
     @property
     def ranks(self) -> np.ndarray:
-        ranks: np.ndarray = self.intra * self.inter
-        return ranks
+        return self.intra * self.inter
 
     def egress(self, physics: NetworkParameters) -> np.ndarray:
         """Bytes/s that a node sends: each rank has its own NIC, and one ring passes through every rank's links."""
-        rate: np.ndarray = np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * physics.link_efficiency
-        return rate
+        return np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * physics.link_efficiency
 
 
 def network_seconds(op: str, at: Groups, physics: NetworkParameters, ring_only: bool = False) -> np.ndarray:
@@ -119,8 +116,7 @@ def _ring(op: str, at: Groups, physics: NetworkParameters) -> np.ndarray:
     wire = share * at.size / at.egress(physics)
     quick = physics.start + hops * physics.ring_step_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
     latency = physics.start + physics.simple_start + hops * physics.ring_step
-    seconds: np.ndarray = np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), physics.ring_sharpness))
-    return seconds
+    return np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), physics.ring_sharpness))
 
 
 def _tree(at: Groups, physics: NetworkParameters) -> np.ndarray:
@@ -128,18 +124,15 @@ def _tree(at: Groups, physics: NetworkParameters) -> np.ndarray:
     wire = np.where(at.inter > 2, 2.0, physics.two_node_share) * at.size / at.egress(physics)
     quick = hops * physics.tree_hop_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
     bulk = physics.simple_start + hops * physics.tree_hop + np.maximum(wire / physics.tree_efficiency, at.inside)
-    seconds: np.ndarray = physics.start + np.minimum(quick, bulk)
-    return seconds
+    return physics.start + np.minimum(quick, bulk)
 
 
 def _all2all(at: Groups, physics: NetworkParameters) -> np.ndarray:
     peers = at.ranks - at.intra
     wire = at.size * peers / at.ranks / (at.bandwidth * physics.all2all_efficiency)
-    seconds: np.ndarray = physics.start + peers * physics.peer_latency + np.maximum(wire, at.inside)
-    return seconds
+    return physics.start + peers * physics.peer_latency + np.maximum(wire, at.inside)
 
 
 def _p2p(at: Groups, physics: NetworkParameters) -> np.ndarray:
     wire = at.size / (at.bandwidth * physics.p2p_efficiency)
-    seconds: np.ndarray = physics.start + physics.p2p_latency + np.maximum(wire, at.inside)
-    return seconds
+    return physics.start + physics.p2p_latency + np.maximum(wire, at.inside)

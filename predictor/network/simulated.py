@@ -179,8 +179,7 @@ def _linear(size: np.ndarray, times: tuple[float, ...]) -> np.ndarray:
     """Return times of sizes, linear between SIZES and above them; below them that of the smallest."""
     at, known = np.array(SIZES), np.maximum.accumulate(times)
     slope = (known[-1] - known[-2]) / (at[-1] - at[-2])
-    found: np.ndarray = np.interp(size, at, known) + slope * np.maximum(size - at[-1], 0.0)
-    return found
+    return np.interp(size, at, known) + slope * np.maximum(size - at[-1], 0.0)
 
 
 def cache_file(folder: Path, topology: Topology, calibration: Calibration) -> Path:

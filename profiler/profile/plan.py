@@ -137,8 +137,7 @@ def low_discrepancy(count: int, dims: int) -> np.ndarray:
 
     engine = SobolEngine(dims, scramble=False)  # type: ignore[no-untyped-call]
     drawn: np.ndarray = engine.draw(count, dtype=torch.float64).numpy()
-    points: np.ndarray = drawn + 0.5 / 2 ** max(count - 1, 1).bit_length()
-    return points
+    return drawn + 0.5 / 2 ** max(count - 1, 1).bit_length()
 
 
 def spread_order(count: int) -> list[int]:

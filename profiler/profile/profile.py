@@ -130,14 +130,12 @@ def _column(name: str, given: Any, rows: int) -> np.ndarray:
     whole = (np.abs(values) < 2.0**62) & (values == np.floor(values)) if values.dtype.kind == "f" else np.True_
     if dtype is np.int64 and not whole.all():
         raise InputError(f"column {name} holds values that are no whole numbers; drop those measurements")
-    column: np.ndarray = np.broadcast_to(values.astype(dtype), (rows,)).copy()
-    return column
+    return np.broadcast_to(values.astype(dtype), (rows,)).copy()
 
 
 def gemm_flops(gemms: Table) -> np.ndarray:
     """Return the FLOPs of every row of table ``linear``; shape [rows]. A batch of 0 is one matrix."""
-    flops: np.ndarray = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
-    return flops
+    return 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
 
 
 _DEVICE_FIGURES = (

@@ -20,5 +20,4 @@ def expected_groups(groups: Any, experts: Any, top_k: Any) -> np.ndarray:
     for i in range(int(k.max()) if k.size else 0):
         left = np.maximum(e - size - i, 0.0) / np.maximum(e - i, 1.0)
         missed = np.where(i < k, missed * left, missed)
-    found: np.ndarray = g * (1.0 - missed)
-    return found
+    return g * (1.0 - missed)

@@ -108,8 +108,7 @@ def _rebuild_array(storage: np.ndarray, offset: int, size: Any, stride: Any, *_:
         raise pickle.UnpicklingError("a tensor reaches outside its storage")
     bytes_per = storage.dtype.itemsize
     strides = tuple(s * bytes_per for s in stride)
-    array: np.ndarray = np.lib.stride_tricks.as_strided(storage[offset:], tuple(size), strides).copy()
-    return array
+    return np.lib.stride_tricks.as_strided(storage[offset:], tuple(size), strides).copy()
 
 
 def load_plain(path: Path) -> Any:

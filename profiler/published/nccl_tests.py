@@ -176,8 +176,7 @@ def _kinds(tables: Iterable[Table]) -> list[tuple[int, int]]:
 
 
 def _group_key(table: Table) -> np.ndarray:
-    key: np.ndarray = table["intra"] * (1 << 32) + table["inter"]
-    return key
+    return table["intra"] * (1 << 32) + table["inter"]
 
 
 def import_into(

@@ -149,8 +149,7 @@ def attention_flops(rows: Columns) -> np.ndarray:
     forward = rows["head_dim"] + rows["v_head_dim"]
     backward = 3 * rows["head_dim"] + 2 * rows["v_head_dim"]
     passes = [rows["pass"] == "forward", rows["pass"] == "backward"]
-    flops: np.ndarray = pairs * np.select(passes, [forward, backward], forward + backward)
-    return flops
+    return pairs * np.select(passes, [forward, backward], forward + backward)
 
 
 def _attention_columns(raw: Columns, seq: str, head_dim: str, us: str) -> Columns:

@@ -63,8 +63,7 @@ class Trace:
     @property
     def steps(self) -> np.ndarray:
         """Seconds of each step."""
-        lengths: np.ndarray = self.windows[:, 1] - self.windows[:, 0]
-        return lengths
+        return self.windows[:, 1] - self.windows[:, 0]
 
 
 def is_trace(path: Path) -> bool:

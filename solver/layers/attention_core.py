@@ -232,14 +232,12 @@ def _ring(shapes: Shapes) -> np.ndarray:
     rings = (
         "ring" in shapes.run.cp_comm and shapes.run.attention == "flash" and not shapes.framework.kernels.torch_context_parallel
     )
-    found: np.ndarray = shapes.keys.cp // shapes.heads_shared if rings else np.ones_like(shapes.keys.cp)
-    return found
+    return shapes.keys.cp // shapes.heads_shared if rings else np.ones_like(shapes.keys.cp)
 
 
 def _ring_kv(shapes: Shapes) -> np.ndarray:
     """Return the bytes of the keys and values of one step of a ring."""
-    found: np.ndarray = shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.element
-    return found
+    return shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.element
 
 
 def core_saved(shapes: Shapes) -> list[Saved]:
@@ -302,5 +300,4 @@ def _wide_copy(shapes: Shapes) -> int:
 def scores_buffer(shapes: Shapes) -> np.ndarray:
     """Return the bytes of the buffer in which Megatron's own unfused attention computes its scores."""
     scores: np.ndarray = shapes.tokens * shapes.heads * shapes.run.seq_len * shapes.element
-    kept: np.ndarray = scores * (shapes.framework.memory.scores_buffer and shapes.run.attention == "unfused")
-    return kept
+    return scores * (shapes.framework.memory.scores_buffer and shapes.run.attention == "unfused")

@@ -28,8 +28,7 @@ def expert_rows(shapes: Shapes) -> np.ndarray:
     the same rows. moe_imbalance: load of the hottest rank over the mean, without a capacity factor, which evens it out.
     """
     load = np.where(shapes.keys.ep > 1, shapes.run.moe_imbalance, 1.0)
-    rows: np.ndarray = sent_rows(shapes) * shapes.keys.etp * load
-    return rows
+    return sent_rows(shapes) * shapes.keys.etp * load
 
 
 def reached_ranks(shapes: Shapes) -> Array:

@@ -150,8 +150,7 @@ def linear_attention_working_bytes(shapes: Shapes) -> np.ndarray:
     as wide as the values (the two factors of each chunk, new values and gradients of these and of queries and keys)."""
     model, heads = shapes.model, _heads(shapes)
     states = 2 * heads * model.linear_key_head_dim * model.linear_value_head_dim / CHUNK
-    working: np.ndarray = shapes.tokens * (states + 8 * _values(shapes)) * shapes.element
-    return working
+    return shapes.tokens * (states + 8 * _values(shapes)) * shapes.element
 
 
 def linear_attention_weights(shapes: Shapes) -> list[Weight]:

@@ -277,15 +277,13 @@ def token_buffer(shapes: Shapes) -> np.ndarray:
     """Return the bytes of the buffer in which a rank has the tokens of all ranks of its experts' group, [keys]."""
     ranks = shapes.keys.ep * shapes.keys.etp
     there = shapes.framework.memory.token_buffer and shapes.kind.experts and shapes.run.moe_dispatcher == "allgather"
-    kept: np.ndarray = shapes.norm_tokens * ranks * shapes.model.hidden_size * shapes.element * (ranks > 1) * there
-    return kept
+    return shapes.norm_tokens * ranks * shapes.model.hidden_size * shapes.element * (ranks > 1) * there
 
 
 def moe_working_bytes(shapes: Shapes) -> np.ndarray:
     """Return the bytes of gradients alive when the experts' first GEMM runs backward: of its output and of its input."""
     columns = shapes.model.up_matrices * _width(shapes) + shapes.model.hidden_size
-    working: np.ndarray = expert_rows(shapes) * shapes.element * columns
-    return working
+    return expert_rows(shapes) * shapes.element * columns
 
 
 def moe_weights(shapes: Shapes) -> list[Weight]:

@@ -124,8 +124,7 @@ class LayerKeys:
         return tuple(getattr(self, f.name) for f in fields(self))
 
     def is_mode(self, *modes: TpMode) -> np.ndarray:
-        found: np.ndarray = np.logical_or.reduce([self.mode == int(mode) for mode in modes])  # of few, np.isin costs more
-        return found
+        return np.logical_or.reduce([self.mode == int(mode) for mode in modes])  # of few, np.isin costs more
 
 
 def micro_batch_tokens(micro_batch_size: np.ndarray, seq_len: int, cp: np.ndarray) -> np.ndarray:

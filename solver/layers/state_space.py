@@ -84,8 +84,7 @@ def state_space_working_bytes(shapes: Shapes) -> np.ndarray:
     states = model.mamba_width * model.mamba_state_dim / model.mamba_chunk_size
     wide = 2 * (states + model.mamba_num_groups * model.mamba_chunk_size) * FP32 / shapes.split
     narrow = (_projected(shapes) + 2 * _convolved(shapes) + _values(shapes)) * shapes.element
-    working: np.ndarray = shapes.tokens * (narrow + wide)
-    return working
+    return shapes.tokens * (narrow + wide)
 
 
 def state_space_weights(shapes: Shapes) -> list[Weight]:

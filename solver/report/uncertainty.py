@@ -78,5 +78,4 @@ def system_std(problem: Problem, layout: Strategy) -> float:
 def normal_cdf(x: np.ndarray | float) -> np.ndarray:
     """Return the distribution function of the standard normal; without scipy, which a prediction does not need."""
     erf = np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))
-    result: np.ndarray = (1 + erf) / 2
-    return result
+    return (1 + erf) / 2

@@ -41,8 +41,7 @@ def automatic_bubble(schedule: Any, micro_batches: Any, pp: Any, passes: Any, tr
     within = loop - (np.minimum(m, pp) - 1) * np.minimum(w, f + 2 * transfer) + np.where(m > pp, n * 2 * transfer, 0.0)
     postponed = np.minimum(m - 1, np.floor((limit - 1) / np.maximum(weight_share, _EPSILON) + _EPSILON))
     beyond = np.maximum(loop - (np.minimum(m, limit) - 1) * f, loop - postponed * w)
-    found: np.ndarray = np.maximum(np.where(is_schedule(schedule, "zb-2p"), beyond, within), 0.0)
-    return found
+    return np.maximum(np.where(is_schedule(schedule, "zb-2p"), beyond, within), 0.0)
 
 
 def automatic_orders(

@@ -57,8 +57,7 @@ def _all_forwards_first(columns: PipelineColumns, work: StageWork) -> np.ndarray
     """GPipe: the slowest forward pass and the slowest backward pass, which need not be of one stage. Exact."""
     forward, backward = work.each[FORWARD], work.each[BACKWARD] + work.each[WEIGHT]
     repeated = forward.max(axis=0) + backward.max(axis=0)
-    found: np.ndarray = work.total.sum(axis=0) + (columns.num_micro_batches - 1) * repeated
-    return found
+    return work.total.sum(axis=0) + (columns.num_micro_batches - 1) * repeated
 
 
 def _one_forward_one_backward(columns: PipelineColumns, work: StageWork) -> np.ndarray:
@@ -80,8 +79,7 @@ def _one_forward_one_backward(columns: PipelineColumns, work: StageWork) -> np.n
     looping = total + after + (m - n - 1) * (forward + backward) + skipped
     one_way = np.maximum(forward, backward)
     alone = (m - 1) * (forward + backward) - np.maximum(after, 0.0)  # shorter middle stages may leave less than nothing
-    found: np.ndarray = np.where(m > n, looping, total + np.maximum((m - 1) * one_way, alone)).max(axis=0)
-    return found
+    return np.where(m > n, looping, total + np.maximum((m - 1) * one_way, alone)).max(axis=0)
 
 
 def _late_weight_gradients(columns: PipelineColumns, work: StageWork) -> np.ndarray:
@@ -103,8 +101,7 @@ def _late_weight_gradients(columns: PipelineColumns, work: StageWork) -> np.ndar
     reached = np.where(m > n, looping, one_way) + ahead[BACKWARD]
     left = np.minimum(number + 1, m) * w - ahead[BACKWARD]
     ends = [np.where(number <= at, left, -np.inf).max(axis=0) for at in number]
-    found: np.ndarray = (reached + np.array(ends)).max(axis=0)
-    return found
+    return (reached + np.array(ends)).max(axis=0)
 
 
 def _both_ends_of_the_middle(columns: PipelineColumns, work: StageWork) -> tuple[np.ndarray, ...]:

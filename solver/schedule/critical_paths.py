@@ -35,8 +35,7 @@ def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray,
     waits: stages wait for each other at the end of a step; otherwise the longest span of a stage is the time of a step.
     """
     paths = critical_paths(schedule, pp, micro_batches)[0 if waits else 1]
-    seconds: np.ndarray = (paths @ passes.reshape(9, -1)).max(axis=0)
-    return seconds
+    return (paths @ passes.reshape(9, -1)).max(axis=0)
 
 
 @lru_cache(maxsize=1024)

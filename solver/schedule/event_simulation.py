@@ -45,8 +45,7 @@ class Timeline:
     @property
     def busy(self) -> np.ndarray:
         """Seconds that each stage is busy, shape [stages]."""
-        worked: np.ndarray = np.bincount(self.stage, self.end - self.start, len(self.in_flight))
-        return worked
+        return np.bincount(self.stage, self.end - self.start, len(self.in_flight))
 
     @property
     def idle(self) -> np.ndarray:
@@ -62,8 +61,7 @@ class Timeline:
         """
         first = np.flatnonzero(np.diff(self.stage, prepend=-1))
         last = np.append(first[1:], len(self.stage)) - 1
-        seconds: np.ndarray = self.end[last] - self.start[first]
-        return seconds
+        return self.end[last] - self.start[first]
 
     def waits_for(self, at: int) -> int:
         """Return the index of the pass by which pass ``at`` could not start earlier; -1: it starts the step."""

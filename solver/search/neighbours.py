@@ -122,16 +122,12 @@ def _along(axis: str, mine: Columns, theirs: Columns) -> np.ndarray:
 
 def _recomputed(columns: Columns) -> np.ndarray:
     """Return recomputation as one number that grows with what is recomputed."""
-    order: np.ndarray = columns["level"] * 1e6 + np.minimum(columns["covered"], 1e5)
-    return order
+    return columns["level"] * 1e6 + np.minimum(columns["covered"], 1e5)
 
 
 def _same_share(mine: Columns, theirs: Columns) -> np.ndarray:
     own = float(mine["covered"][0] * mine["pp"][0])
-    found: np.ndarray = (
-        np.isinf(theirs["covered"]) if np.isinf(own) else np.abs(theirs["covered"] * theirs["pp"] / own - 1) < _SHARE
-    )
-    return found
+    return np.isinf(theirs["covered"]) if np.isinf(own) else np.abs(theirs["covered"] * theirs["pp"] / own - 1) < _SHARE
 
 
 def _nearest(axis: str, mine: Columns, theirs: Columns, index: np.ndarray, seconds: np.ndarray) -> Iterator[int]:

@@ -67,8 +67,7 @@ def _forward_seconds(solutions: Solutions, index: int) -> np.ndarray:
     each = stages.counts[:, :, 0] @ solutions.terms.forward[:, 0, row]
     each = each + table.embedding.times.forward[0, key] * stages.has_embedding[:, 0]
     each = each + table.head.times.forward[0, key] * stages.has_head[:, 0]
-    seconds: np.ndarray = one.splits.num_micro_batches[0] * each
-    return seconds
+    return one.splits.num_micro_batches[0] * each
 
 
 def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
@@ -86,8 +85,7 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
 
         def state(names: set[str], stage: int = stage) -> np.ndarray:
             some = {name: share for name, share in shares.items() if name in names}
-            held: np.ndarray = stage_state(problem, table, key, some, splits, stages, stage)[:3, zero, 0]
-            return held
+            return stage_state(problem, table, key, some, splits, stages, stage)[:3, zero, 0]
 
         beside = state(set())
         parts = dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True))

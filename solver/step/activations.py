@@ -73,5 +73,4 @@ class Activations:
         """
         there, recomputed = self._stages.counts[stage][:, self._row] > 0, self._recomputed[stage] > 0
         again = np.where(recomputed, self._whole - self._kept, 0.0)
-        largest: np.ndarray = np.where(there, again + self._transient, 0.0).max(axis=0)
-        return largest
+        return np.where(there, again + self._transient, 0.0).max(axis=0)

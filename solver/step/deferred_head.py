@@ -31,8 +31,7 @@ def _is_projection(op: Op) -> bool:
 def deferred_share(run: Strategy, micro_batches: np.ndarray) -> np.ndarray:
     """Return the share of the micro batches whose weight gradients of the head wait until the last stage has run its passes."""
     limit = run.wgrad_deferral_limit or np.inf
-    share: np.ndarray = run.defer_embedding_wgrad_compute * np.minimum(limit, micro_batches) / micro_batches
-    return share
+    return run.defer_embedding_wgrad_compute * np.minimum(limit, micro_batches) / micro_batches
 
 
 def with_deferred(pipeline: np.ndarray, deferred: np.ndarray, drains: np.ndarray) -> np.ndarray:
@@ -41,5 +40,4 @@ def with_deferred(pipeline: np.ndarray, deferred: np.ndarray, drains: np.ndarray
     drains: from its last pass to the last pass of the first stage, during which it would wait. Exact where stages are equal
     but for the head.
     """
-    longer: np.ndarray = np.maximum(pipeline, pipeline - drains + deferred)
-    return longer
+    return np.maximum(pipeline, pipeline - drains + deferred)

@@ -12,8 +12,7 @@ def added(rows: np.ndarray) -> np.ndarray:
 
     np.sum may add those of a single key in another order, and then rounds differently.
     """
-    found: np.ndarray = sum(rows, np.zeros(rows.shape[1]))
-    return found
+    return sum(rows, np.zeros(rows.shape[1]))
 
 
 def pass_seconds(device: np.ndarray, host: np.ndarray, waits: np.ndarray) -> np.ndarray:

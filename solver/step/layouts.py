@@ -78,14 +78,12 @@ class Splits:
     @property
     def waves(self) -> np.ndarray:
         """Whether the schedule is V-shaped: bool [splits]."""
-        found: np.ndarray = is_schedule(self.schedule, *WAVES)
-        return found
+        return is_schedule(self.schedule, *WAVES)
 
     @property
     def automatic(self) -> np.ndarray:
         """Whether the schedule is automatic: planned from measured times: bool [splits]."""
-        found: np.ndarray = is_schedule(self.schedule, *AUTOMATIC)
-        return found
+        return is_schedule(self.schedule, *AUTOMATIC)
 
     @property
     def stage_columns(self) -> tuple[np.ndarray, ...]:

@@ -233,8 +233,7 @@ class PeakMemory:
         """Bytes of an activation of one micro batch that a tensor group gathers; shape [splits]."""
         splits, run = self._layouts.splits, self._problem.run
         tokens = splits.tokens(run.seq_len) * (splits.tp > 1)
-        gathered: np.ndarray = tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation
-        return gathered
+        return tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation
 
 
 def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:
@@ -255,8 +254,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     flight = layers_in_flight(splits.schedule, splits.num_micro_batches, splits.pp, splits.vpp, layers, short, index, group)
     kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
     activations = flight / np.maximum(layers, 1) * kept + problem.framework.memory.runtime_bytes
-    least: np.ndarray = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
-    return least
+    return state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
 
 
 def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:

@@ -114,8 +114,7 @@ def _dealt(numbers: np.ndarray, costs: np.ndarray, ranks: np.ndarray) -> np.ndar
 
     def before(place: np.ndarray) -> np.ndarray:
         turn = place[:, None] % (2 * ranks)
-        found: np.ndarray = 2 * (place[:, None] // (2 * ranks)) + (turn > candidates) + (turn > 2 * ranks - 1 - candidates)
-        return found
+        return 2 * (place[:, None] // (2 * ranks)) + (turn > candidates) + (turn > 2 * ranks - 1 - candidates)
 
     each = before(end) - before(end - numbers)  # [kinds, candidates, splits]
     most = (each * costs[:, None]).sum(axis=0).argmax(axis=0)
@@ -123,8 +122,7 @@ def _dealt(numbers: np.ndarray, costs: np.ndarray, ranks: np.ndarray) -> np.ndar
 
 
 def _elements(found: Matrices) -> np.ndarray:
-    elements: np.ndarray = 1.0 * found.rows * found.columns
-    return elements
+    return 1.0 * found.rows * found.columns
 
 
 def _products(found: Matrices) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:

@@ -49,8 +49,7 @@ def late_gradients(
     beside, sharded = backward if overlaps else 0.0, zero == 3
 
     def late(ways: np.ndarray | float) -> np.ndarray:
-        exposed: np.ndarray = np.maximum(ways * to_host - beside, 0.0)
-        return exposed
+        return np.maximum(ways * to_host - beside, 0.0)
 
     several = late(np.where(sharded, 2.0, 1.0)) + (micro_batches - 2) * late(2.0) + late(4.0)
     return np.where(micro_batches == 1, late(np.where(sharded, 4.0, 2.0)), several)
@@ -88,5 +87,4 @@ def exposed_transfer(problem: Problem, saved: np.ndarray, forward: np.ndarray, b
     """Return the exposed seconds of moving ``saved`` bytes to the host, under a ``forward`` pass, and back, under a
     ``backward`` pass: the part of each transfer that outlasts the pass. Arrays of one shape."""
     transfer = saved / max(problem.cluster.host_link, 1.0)
-    late: np.ndarray = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
-    return late
+    return np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)

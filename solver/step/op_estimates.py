@@ -116,8 +116,7 @@ def exposed_seconds(communication: np.ndarray, compute: np.ndarray, contention: 
     overlapped part, by which it slows the compute.
     """
     hidden = np.minimum(communication * (1 - exposed_share), compute)
-    rest: np.ndarray = communication - hidden * (1 - contention)
-    return rest
+    return communication - hidden * (1 - contention)
 
 
 def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:

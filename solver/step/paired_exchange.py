@@ -55,8 +55,7 @@ def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTime
     slowed = sum((exposed[i] * estimates.contention[i] for i, op in enumerate(estimates.ops) if op.stream == _STREAM), 0.0)
     alone = both - np.sum([*attention, *experts], axis=0)
     together = both + slowed * (1.0 - alone / np.maximum(communication, 1e-30))
-    paired: np.ndarray = np.maximum(together, times.host.sum(axis=0))
-    return paired
+    return np.maximum(together, times.host.sum(axis=0))
 
 
 def _pass_of(op: Op) -> int:
@@ -91,5 +90,4 @@ def _steady_seconds(
         combined = np.maximum(dispatch_b, experts_f) + combine[0]
         gradient = np.maximum(experts_f, dispatch_b) + attention[1] + attention_with
         computed = gradient + attention_after
-    mean: np.ndarray = (combined - filled) / (_LAYERS - _FIRST)
-    return mean
+    return (combined - filled) / (_LAYERS - _FIRST)

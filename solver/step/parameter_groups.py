@@ -86,8 +86,7 @@ def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: S
 
 def joined_ends(problem: Problem, embedding: np.ndarray, head: np.ndarray) -> np.ndarray:
     """Return the parameters of embedding and head together: tied ones share the table."""
-    ends: np.ndarray = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
-    return ends
+    return np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
 
 
 def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -138,8 +137,7 @@ def _head_cost(problem: Problem) -> float:
 
 def shares_vocabulary(problem: Problem, splits: Splits) -> np.ndarray:
     """Whether all data-parallel ranks share the states of embedding and head, under ZeRO-0 too; bool [splits]."""
-    found: np.ndarray = problem.framework.shares_vocabulary(splits.mode == TpMode.ISP)
-    return found
+    return problem.framework.shares_vocabulary(splits.mode == TpMode.ISP)
 
 
 def shard_ranks(problem: Problem, splits: Splits) -> dict[str, np.ndarray]:

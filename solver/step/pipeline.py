@@ -131,8 +131,7 @@ def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np
     row = layouts.row
     kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, 0, row]
     held = over_kinds(stage.recomputed, kept) + over_kinds(stage.layers - stage.recomputed, whole)
-    share: np.ndarray = over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
-    return share
+    return over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
 
 
 def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[np.ndarray]:
@@ -153,8 +152,7 @@ def _of_whole_layers(problem: Problem, saved: np.ndarray, layer: LayerSeconds) -
     whole, more = divmod(problem.model.num_hidden_layers, problem.run.offload_layers)
     longer = more / problem.run.offload_layers
     each = [exposed_transfer(problem, saved, w * layer.forward, w * layer.backward) for w in (whole, whole + 1)]
-    seconds: np.ndarray = (1 - longer) * each[0] + longer * each[1]
-    return seconds
+    return (1 - longer) * each[0] + longer * each[1]
 
 
 def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: LayerSeconds, stage: SlowestStage) -> np.ndarray:

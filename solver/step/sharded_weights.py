@@ -180,5 +180,4 @@ def _in_backward(
         both = (gather + scatter).overlapped_with(compute)
     else:
         both = alone + (scatter.overlapped_with(compute) if run.overlap_grad_reduce else scatter.exposed)
-    seconds: np.ndarray = alone + reducing * (both - alone)
-    return seconds
+    return alone + reducing * (both - alone)

@@ -54,10 +54,8 @@ def end_recomputed(problem: Problem, layouts: Layouts) -> np.ndarray:
     """
     if problem.framework.recomputation.includes_head:
         limit = recomputed_limit(problem, layouts)
-        found: np.ndarray = (limit[-1] if limit.ndim == 2 else limit) > 0
-        return found
-    every: np.ndarray = (layouts.recompute_layers < 0) & (not problem.run.recompute_stage_layers)
-    return every
+        return (limit[-1] if limit.ndim == 2 else limit) > 0
+    return (layouts.recompute_layers < 0) & (not problem.run.recompute_stage_layers)
 
 
 class LayerSeconds(NamedTuple):
@@ -105,8 +103,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])
     ep = STREAMS.index("ep")
     sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
-    found: np.ndarray = share * np.clip(both - together, 0.0, sent)
-    return found
+    return share * np.clip(both - together, 0.0, sent)
 
 
 class Ends(NamedTuple):
@@ -178,8 +175,7 @@ class PipelineStages:
         terms, row = self.terms, self.layouts.row
         _, recomputed = terms.stages.recomputed(self.limit, row)
         layers = over_kinds(terms.stages.totals[:, None], self.layer.once) + over_kinds(recomputed, self.layer.recomputing)
-        found: np.ndarray = layers + self.ends.embedding + self.ends.head + self.sends.filling
-        return found
+        return layers + self.ends.embedding + self.ends.head + self.sends.filling
 
 
 class Bottleneck(NamedTuple):

@@ -137,8 +137,7 @@ def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_
     accumulates = problem.run.gradient_accumulation_fusion is not False and not problem.is_frozen(LINEARS)
     of_layers = sum(shapes.values(), np.zeros(len(table.keys)))[key]
     of_head = table.head.shaped_alike[VOCABULARY][key] * has_head
-    found: np.ndarray = HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
-    return found
+    return HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
 
 
 def kept_halves(problem: Problem) -> float:

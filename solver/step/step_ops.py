@@ -45,8 +45,7 @@ def units(problem: Problem, splits: Splits, name: str) -> np.ndarray:
 def tensors_of_stage(problem: Problem, splits: Splits) -> np.ndarray:
     """Return how many tensors hold the parameters of a stage's layers, on average over the stages; [splits]."""
     per_layer = problem.framework.data_parallel.tensors_per_layer
-    found: np.ndarray = per_layer * problem.model.num_hidden_layers / splits.pp
-    return found
+    return per_layer * problem.model.num_hidden_layers / splits.pp
 
 
 def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], splits: Splits) -> list[Op]:
@@ -187,8 +186,7 @@ def list_seconds(problem: Problem, splits: Splits) -> np.ndarray:
     """Return the seconds of the host for the lists of parts that ZeRO's collectives take, [splits]."""
     sync, ranks = problem.framework.data_parallel, shard_ranks(problem, splits)[OTHERS]
     tensors = tensors_of_stage(problem, splits)
-    seconds: np.ndarray = sync.seconds_per_part * tensors * np.where(ranks > 1, ranks, 0)
-    return seconds
+    return sync.seconds_per_part * tensors * np.where(ranks > 1, ranks, 0)
 
 
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:

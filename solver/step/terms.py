@@ -108,8 +108,7 @@ def _restart(problem: Problem, splits: Splits) -> np.ndarray:
 
 def overlapping_sends(problem: Problem, splits: Splits) -> np.ndarray:
     """Return whether each split's sends run beside the next chunk's compute."""
-    found: np.ndarray = (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.waves
-    return found
+    return (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.waves
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:

@@ -50,8 +50,7 @@ class StepTimes:
     @property
     def hidden(self) -> np.ndarray:
         """Seconds of each layer's exchange beside another micro batch: [kinds, layouts]."""
-        found: np.ndarray = self.pipelines.hidden[:, self.pipeline]
-        return found
+        return self.pipelines.hidden[:, self.pipeline]
 
 
 def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTimes:
@@ -99,8 +98,7 @@ def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
     """Return the seconds in which the host launches the kernels of an optimizer that works tensor by tensor, [splits]."""
     sync = problem.framework.data_parallel
     tensors = tensors_of_stage(problem, terms.splits) + 2  # and the ends
-    seconds: np.ndarray = sync.optimizer_launches * ASSUMED_LAUNCH * tensors
-    return seconds
+    return sync.optimizer_launches * ASSUMED_LAUNCH * tensors
 
 
 def sharded_casts(problem: Problem, number: Any) -> np.ndarray:

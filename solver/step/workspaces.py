@@ -40,5 +40,4 @@ def exchange_bytes(problem: Problem, splits: Splits) -> np.ndarray:
     domain = problem.cluster.gpus_per_domain
     tokens = splits.tokens(run.seq_len) // splits.tp * ranks
     token = HALF * model.hidden_size + FP32 * model.num_experts * splits.etp * np.minimum(domain / ranks, 1.0)
-    buffers: np.ndarray = tokens * token * np.where(ranks > domain, 2, 1) * (ranks > 1)
-    return buffers
+    return tokens * token * np.where(ranks > domain, 2, 1) * (ranks > 1)

@@ -100,8 +100,7 @@ def _load(router: Router, node: np.ndarray, way: np.ndarray, tag: np.ndarray, li
     """Return for every link the sum of ``limit`` over the different tags of the rows that may use it."""
     tags, taken, _, _ = _spread(router, *distinct(node, way, tag))
     pairs = distinct(tags, taken)
-    total: np.ndarray = np.bincount(pairs[1], weights=limit[pairs[0]], minlength=len(router.links.rate))
-    return total
+    return np.bincount(pairs[1], weights=limit[pairs[0]], minlength=len(router.links.rate))
 
 
 def _varying(router: Router, harmless: np.ndarray, source: np.ndarray, way: np.ndarray) -> np.ndarray:
@@ -143,5 +142,4 @@ def _alone(router: Router, harmless: np.ndarray, source: np.ndarray, target: np.
     np.minimum.at(low, pairs[0], rate)
     np.maximum.at(high, pairs[0], rate)
     shared = np.bincount(pairs[0][users[pairs[1]] > 1], minlength=len(source)) > 0
-    own: np.ndarray = ~shared & (low == high)
-    return own
+    return ~shared & (low == high)

@@ -8,8 +8,7 @@ _FIRST_PORT, _TARGET_PORT = 10000, 100
 
 
 def _rotate(x: np.ndarray, by: int) -> np.ndarray:
-    rotated: np.ndarray = (x << np.uint32(by)) | (x >> np.uint32(32 - by))
-    return rotated
+    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
 def murmur(words: tuple[np.ndarray, ...], seed: np.ndarray) -> np.ndarray:
@@ -39,7 +38,4 @@ def flow_hash(source: np.ndarray, target: np.ndarray, count: np.ndarray, node: n
 def _address(node: np.ndarray) -> np.ndarray:
     """Return IPv4 addresses of nodes: 11.0.0.1, 11.0.1.1, ... 11.0.255.1, 11.1.0.1 and so on."""
     number = node.astype(np.uint32)
-    address: np.ndarray = (
-        np.uint32(0x0B000001) + (number // np.uint32(256) << np.uint32(16)) + (number % np.uint32(256) << np.uint32(8))
-    )
-    return address
+    return np.uint32(0x0B000001) + (number // np.uint32(256) << np.uint32(16)) + (number % np.uint32(256) << np.uint32(8))

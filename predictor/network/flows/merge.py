@@ -97,8 +97,7 @@ def _uses(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _grains(time: np.ndarray) -> np.ndarray:
     """Round times to femtoseconds, so that sums in another order count as equal."""
-    grains: np.ndarray = np.rint(time * 1e15)
-    return grains
+    return np.rint(time * 1e15)
 
 
 def _number(*columns: np.ndarray) -> np.ndarray:

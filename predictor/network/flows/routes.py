@@ -127,8 +127,7 @@ class Router:
         gpus, per = self.topology.gpus, self.topology.gpus_per_server
         both = (source < gpus) & (target < gpus)
         served = len(self.topology.nvswitches) > 0
-        same: np.ndarray = ~both | (served & (source // per == target // per))
-        return same
+        return ~both | (served & (source // per == target // per))
 
     def routes(self, source: np.ndarray, target: np.ndarray, count: np.ndarray, seed: int) -> np.ndarray:
         """Return the links of flows [flows, hops], padded with -1; raise InputError where no links lead there.
@@ -204,5 +203,4 @@ def _server_of_nvswitches(topology: Topology) -> np.ndarray:
     for one, other in ((topology.source, topology.target), (topology.target, topology.source)):
         at = nvswitch[other]
         np.minimum.at(gpu, other[at], one[at])
-    ordered: np.ndarray = topology.nvswitches[np.argsort(gpu[topology.nvswitches], kind="stable")]
-    return ordered
+    return topology.nvswitches[np.argsort(gpu[topology.nvswitches], kind="stable")]

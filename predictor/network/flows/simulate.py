@@ -111,8 +111,7 @@ def tails(way: Router, rows: np.ndarray, size: np.ndarray) -> np.ndarray:
     delay = np.where(there, way.links.delay[rows], 0.0).sum(axis=1)
     packet = np.minimum(size, PACKET)[:, None]
     forward = np.where(there, packet / way.links.rate[rows], 0.0)[:, 1:].sum(axis=1)
-    back: np.ndarray = 2 * delay + forward
-    return back
+    return 2 * delay + forward
 
 
 def _hashed(way: Router, harmless: np.ndarray, latency: float, tail: np.ndarray, seed: int) -> Callable[[Pattern], Plan]:
