@@ -178,7 +178,8 @@ def _fit_family(rows: NetworkRows, prior: NetworkParameters, names: Sequence[str
 
 
 def _is_share(name: str) -> bool:
-    return name.endswith(("efficiency", "sharpness", "share"))
+    """Whether a constant has no unit; the others are latencies."""
+    return name.endswith(("efficiency", "sharpness", "share")) or name == "inside_step"
 
 
 def _bounds(name: str) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class NetworkParameters:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> NetworkParameters:
-        known = {f.name for f in fields(cls)}
-        chosen = {name: float(value) for name, value in values.items() if name in known}
+        unknown = sorted(values.keys() - {f.name for f in fields(cls)})
+        if unknown:
+            raise InputError(f"the network has no constant {unknown[0]}{closest(unknown[0], [f.name for f in fields(cls)])}")
+        chosen = {name: float(value) for name, value in values.items()}
         bad = [name for name, value in chosen.items() if not (np.isfinite(value) and value >= 0)]
         if bad:
             raise InputError(f"the network's constant {bad[0]} is {chosen[bad[0]]}; it must be finite and not negative")

@@ -138,6 +138,13 @@ def launcher_died(session: Session) -> bool:
 
 
 def _alive(pid: int) -> bool:
+    """Whether a process of this host runs; where there is no /proc (macOS) a zombie counts as one."""
+    if not Path("/proc/self").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:

@@ -17,6 +17,7 @@ from profiler.profile.devices import DATASHEETS
 from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std
+from solver.search.fixed import AXES
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.soft_caps import without_soft_caps
 from solver.spec.strategy import Strategy
@@ -27,10 +28,6 @@ from solver.step.solutions import Solutions, estimate_layouts
 
 #: (hardware name, network bandwidth per accelerator) -> cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]
-
-
-_AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
-         "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,9 @@ def _difference(layout: Strategy, other: Strategy) -> str:
 
 
 def _constants(strategy: Strategy) -> Strategy:
-    return strategy.replace(**_AXES, dp=strategy.world_size)
+    """Return the run without its layout: every axis of a search has its default, on one data-parallel group without ZeRO."""
+    plain = {name: getattr(Strategy, name) for name in AXES}
+    return strategy.replace(**plain | {"dp": strategy.world_size, "zero": 0})
 
 
 def timed(predictions: Sequence[Prediction]) -> list[Prediction]:

@@ -17,7 +17,6 @@ from solver.simumax.stages import StageMemory, breakdown, stage_memory
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import expert_parameters, flops_per_token, parameters
-from solver.step.solutions import Solutions
 
 STAGES = ("first_stage", "middle_stage", "last_stage")
 _SUMMED = ("fwd_compute_time", "recompute_time", "bwd_compute_time", "intra_exposed_time", "inter_exposed_time")
@@ -46,7 +45,8 @@ def cost_result(priced: Priced) -> dict[str, Any]:
     first, last = stages[0], stages[-1]
     straggling = first["straggler_time"]
     flops = per_token_flops(solutions.problem.model, strategy.seq_len)
-    rate, peak = float(solutions.tgs[index]), _peak(solutions)
+    # utilisation is of the 16-bit peak, whatever the precision
+    rate, peak = float(solutions.tgs[index]), solutions.problem.cost.device.half_peak
     tokens = strategy.seq_len * strategy.global_batch_size
     comm = {
         "dp_comm_time": {"dp_comm_exposed_time": first["dp_exposed_time"]},
@@ -126,12 +126,6 @@ def parallelism(strategy: StrategyConfig) -> str:
         f"seq{s.seq_len}.mbs{s.micro_batch_size}.mbc{s.micro_batch_num}.gbs{s.global_batch_size} tp{s.tp_size}.{sequence}"
         f"cp{s.cp_size}.ep{s.ep_size}.pp{s.pp_size}.dp{s.dp_size}.etp{s.etp_size}.edp{s.edp_size}, world_size:{s.world_size}"
     )
-
-
-def _peak(solutions: Solutions) -> float:
-    """Return the FLOP/s of which utilisation is counted: the device's 16-bit peak, whatever the precision."""
-    peaks = solutions.problem.cost.device.peak_flops
-    return peaks.get("bf16") or next(iter(peaks.values()))
 
 
 def _stage_numbers(stages: int) -> dict[str, int]:

@@ -171,9 +171,9 @@ def fitting_micro_batches(
     return [one for one in found if isinstance(one, Priced) and _bytes(one, use_reserved_memory) <= limit]
 
 
-def largest_micro_batch(strategy: StrategyConfig, model: ModelConfig, machine: Machine, most: int = 1 << 12) -> Priced | None:
+def largest_micro_batch(strategy: StrategyConfig, model: ModelConfig, machine: Machine) -> Priced | None:
     """Return the strategy with the largest micro batch whose allocated bytes fit; None where not even one sequence does."""
-    low, high, best = 1, most, None
+    low, high, best = 1, WHOLE_NUMBERS["micro_batch_size"][1], None
     while low <= high:
         size = (low + high) // 2
         (one,) = price([strategy.changed(micro_batch_size=size)], model, machine)

@@ -134,11 +134,14 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
 
 
 def _dims(ops: Sequence[Op], names: Sequence[str], keys: int) -> list[np.ndarray]:
-    """Return the dims of ``ops``, one after the other: for each name an int64 array of shape [ops * keys]."""
+    """Return the dims of ``ops``, one after the other: for each name an int64 array of shape [ops * keys].
+
+    A GEMM that does not say in how many parts it runs does so in one.
+    """
     columns = np.empty((len(names), len(ops), keys), dtype=np.int64)
     for column, name in zip(columns, names, strict=True):
         for row, op in zip(column, ops, strict=True):
-            row[:] = op.dims.get(name, 1)
+            row[:] = op.dims.get(name, 1) if name == "parts" else op.dims[name]
     return list(columns.reshape(len(names), -1))
 
 
