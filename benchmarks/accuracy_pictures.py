@@ -25,8 +25,8 @@ _MOST_TICKS = 6
 Pair = Callable[[Prediction], tuple[float, float]]
 
 
-def draw_scatter(predictions: Sequence[Prediction], pair: Pair, unit: str, path: Path, columns: int = 4) -> None:
-    """Draw one panel per group, with equal logarithmic axes.
+def draw_scatter(predictions: Sequence[Prediction], pair: Pair, unit: str, path: Path) -> None:
+    """Draw one panel per group, four in a row, with equal logarithmic axes.
 
     pair: returns measured and predicted of one case in ``unit``.
     """
@@ -36,7 +36,7 @@ def draw_scatter(predictions: Sequence[Prediction], pair: Pair, unit: str, path:
     import matplotlib.pyplot as plt
 
     names = sorted({p.case.source for p in predictions})
-    width = min(columns, len(names) + 1)
+    width = min(4, len(names) + 1)
     height = -(-(len(names) + 1) // width)  # one place more than groups, for the legend
     figure, axes = plt.subplots(height, width, figsize=(3.3 * width, 3.3 * height), layout="constrained", squeeze=False)
     for name, panel in zip(names, axes.flat, strict=False):

@@ -51,9 +51,7 @@ def fit_all(profile: Profile) -> dict[str, Any]:
         "linears": linears,
         "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, laboratories.scales),
         "attention": attention,
-        "kernels": MemoryBoundModel.fit(
-            profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
-        ),
+        "kernels": MemoryBoundModel.fit(profile.table("memory_bound"), profile.device, profile.laws.get("memory_bound")),
         "collectives": CollectiveModel.fit(profile),
         "exchanges": ExpertExchangeModel.fit(profile.table("expert_exchange"), profile.device),
         "laboratories": laboratories,
@@ -78,11 +76,6 @@ def _checked_fit(profile: Profile) -> dict[str, Any]:
             f"profile {printable(profile.name)}: its measurements or constants cannot be fitted "
             f"({type(error).__name__}: {printable(str(error))})"
         ) from error
-
-
-def _meta_constants(profile: Profile) -> Mapping[str, Any]:
-    stated: Mapping[str, Any] = profile.meta.get("laws") or {}
-    return stated
 
 
 def cost_model(
@@ -115,7 +108,7 @@ def cost_model(
         attention_derating=attention_derating_of(profile, laboratories),
         quantised_derating=quantised_derating_of(profile, laboratories),
         power_slowdown=power_slowdown_of(profile),
-        shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
+        shared_links=_shared_links(profile.laws.get("intra_node") or {}),
         plain_layer_launch=_plain_layer_launch(profile.table("host")),
         **fits,
     )

@@ -16,10 +16,14 @@ class InputError(ValueError):
     """
 
 
+def first_broken(rules: Iterable[tuple[object, str]]) -> str:
+    """Return what is broken by the first of (whether it holds, what is broken) that does not hold, or ""."""
+    return next((broken for holds, broken in rules if not holds), "")
+
+
 def require(rules: Iterable[tuple[object, str]], where: str = "") -> None:
-    """Raise InputError with the first of (whether it holds, what is broken) that does not; ``where`` begins the sentence."""
-    broken = next((broken for holds, broken in rules if not holds), None)
-    if broken is not None:
+    """Raise InputError with what the first rule that does not hold breaks; ``where`` begins the sentence."""
+    if broken := first_broken(rules):
         raise InputError(f"{where}: {broken}" if where else broken)
 
 

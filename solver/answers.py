@@ -111,7 +111,7 @@ class Answer:
 
     def plot_stages(self) -> Figure:
         """Return a picture of time and memory of every pipeline stage of the best layout."""
-        return stages_figure(self.best, 0)
+        return stages_figure(self.best)
 
     def plot_step(self) -> Figure:
         """Return a picture of one step of the best layout, pass by pass."""
@@ -119,7 +119,7 @@ class Answer:
 
     def plot_memory(self) -> Figure:
         """Return a picture of the memory of every stage through one step of the best layout."""
-        return memory_figure(*memory_through_step(self.best, 0), self.best.problem.cluster.memory_bytes)
+        return memory_figure(*memory_through_step(self.best), self.best.problem.cluster.memory_bytes)
 
     def export(self, path: str | Path) -> list[Path]:
         """Write the best layout as the files that launch it (docs/formats.md); return their paths.

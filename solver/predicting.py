@@ -64,5 +64,5 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     if args.csv:
         write_csv(args.csv, solutions)
     if args.plot_stages:
-        save_figure(stages_figure(solutions, 0), args.plot_stages)
+        save_figure(stages_figure(solutions), args.plot_stages)
     write_layout(args, chosen.solutions if chosen else solutions, console)

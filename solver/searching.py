@@ -173,7 +173,7 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, fou
     if args.plot:
         save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:
-        save_figure(stages_figure(result.best, 0), args.plot_stages)
+        save_figure(stages_figure(result.best), args.plot_stages)
     if args.plot_scaling:
         save_figure(scaling_figure(_scaling(result)), args.plot_scaling)
     for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling, args.report)):

@@ -46,7 +46,7 @@ def write_layout(args: argparse.Namespace, solutions: Solutions, console: Consol
         if note := not_held(args.export, problem.model, run):
             console.print(note, markup=False)
     if args.memory_trace:
-        passes, stages = memory_through_step(solutions, 0)
+        passes, stages = memory_through_step(solutions)
         if args.memory_trace.suffix.lower() == ".pickle":
             with replacing(args.memory_trace) as file:
                 pickle.dump(snapshot(passes, stages), file)

@@ -14,7 +14,7 @@ from predictor.derived import derived_cost_model
 from predictor.estimate import Estimate
 from predictor.fitted import cost_model
 from predictor.kernels.flash_attn import is_serving, main_rows, shape_of
-from predictor.network.collective_points import group_points
+from predictor.network.collective_points import node_points
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import COLLECTIVES, SCALED, Profile, Table
@@ -110,7 +110,7 @@ def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterato
     for op in COLLECTIVES:
         table = profile.table(op)
         for ranks in np.unique(table["intra"][table["inter"] == 1]):
-            size, seconds = group_points(table, int(ranks), 1)
+            size, seconds = node_points(table, int(ranks))
             large = size >= LEAST_BYTES
             if ranks > 1 and large.any():
                 own = found.collectives.predict(op, size[large], int(ranks), 1)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from predictor.kernels.gemm_physics import throttled
 from profiler.profile.profile import USUAL_EXPONENTIALS
 
 QUERY_TILE = 128  #: queries per thread block, in every fused attention kernel of these devices
@@ -122,7 +123,7 @@ def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> 
     high = np.maximum(np.maximum(spread, longest), memory)
     powers = sum((part / high) ** physics.sharpness for part in (spread, longest, memory))
     busy = high * powers ** (1 / physics.sharpness)
-    busy = busy * (1 + physics.throttle * busy / (busy + physics.throttle_seconds))
+    busy = throttled(busy, physics.throttle, physics.throttle_seconds)
     copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # bytes: read once, written once
     return AttnTimes(physics.launch + busy, spread, longest, memory, physics.cache * copied / machine.bandwidth)
 

@@ -14,9 +14,8 @@ from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
-from profiler.profile.profile import USUAL_EXPONENTIALS, Device, Table
+from profiler.profile.profile import HALF_DTYPES, USUAL_EXPONENTIALS, Device, Table
 
-HALF_DTYPES = ("bf16", "bfloat16", "fp16", "float16")
 #: Sources that timed serving kernels (a paged cache is written in the same call).
 SERVING_SOURCES = ("aic", "ai-dynamo")
 #: Serving frameworks' kernel name -> name of the attention kernel that it calls.

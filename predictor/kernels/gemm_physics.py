@@ -78,8 +78,14 @@ def gemm_times(
     memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (physics.bandwidth * machine.bandwidth)
     high, low = np.maximum(compute, memory), np.minimum(compute, memory)
     busy = high * (1 + (low / high) ** physics.sharpness) ** (1 / physics.sharpness)
-    busy = busy * (1 + physics.throttle * busy / (busy + physics.throttle_seconds))
+    busy = throttled(busy, physics.throttle, physics.throttle_seconds)
     return GemmTimes(physics.launch + busy, compute, memory, tile)
+
+
+def throttled(busy: np.ndarray, throttle: float, seconds: float) -> np.ndarray:
+    """Return the time of work that takes ``busy`` seconds at full clocks: in what lasts much longer than ``seconds`` the clocks
+    fall, and it takes 1 + ``throttle`` times as long."""
+    return busy * (1 + throttle * busy / (busy + seconds))
 
 
 def _compute_seconds(

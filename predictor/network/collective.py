@@ -66,7 +66,7 @@ class CollectiveModel:
     def fit(cls, profile: Profile) -> CollectiveModel:
         """Fit the model of ``profile``."""
         measured = measured_points(profile)
-        stated = stated_points(profile.meta.get("laws", {}).get("intra_node", {}))
+        stated = stated_points(profile.laws.get("intra_node", {}))
         entries = []
         for index, op in enumerate(OPS):
             for ranks, points, basis in _op_points(op, profile, measured, stated):
@@ -96,7 +96,7 @@ class CollectiveModel:
         """
         from predictor.network.fit import fit_network, fit_scale, held_out_std, leave_one_scale_out, profile_rows, residuals
 
-        stated = profile.meta.get("laws", {}).get("inter_node")
+        stated = profile.laws.get("inter_node")
         prior = self._with_stated(_stated_network(stated, profile.name)) if stated else self
         rows = profile_rows(self, profile) if own_network(profile) else None
         if rows is None or not len(rows):

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from profiler.errors import InputError
-from profiler.profile.profile import COLLECTIVES, Device, Profile, Table
+from profiler.profile.profile import COLLECTIVES, HALF_DTYPES, Device, Profile, Table
 
 OPS = (*COLLECTIVES, "p2p")
-HALF_DTYPES = ("half", "bf16", "bfloat16", "fp16", "float16")
 Points = tuple[np.ndarray, np.ndarray]
 
 _MOST_POINTS = 96  # with more sizes, medians over eighths of an octave: a curve needs no more
@@ -60,12 +59,12 @@ def preferred(table: Table) -> Table:
     return table.where(np.isin(table["env"], [env for env, found in releases.items() if found in newest]))
 
 
-def group_points(table: Table, intra: int, inter: int) -> Points:
-    """Distinct ascending bytes, and the median seconds of the preferred rows of one group.
+def node_points(table: Table, ranks: int) -> Points:
+    """Distinct ascending bytes, and the median seconds of the preferred rows of a group of ranks of one node.
 
     Empty where nothing was measured.
     """
-    rows = preferred(table.where((table["intra"] == intra) & (table["inter"] == inter) & (table["bytes"] > 0)))
+    rows = preferred(table.where((table["intra"] == ranks) & (table["inter"] == 1) & (table["bytes"] > 0)))
     size = rows["bytes"].astype(np.float64)
     if len(np.unique(size)) > _MOST_POINTS:
         bins = np.round(np.log2(size) * 8)
@@ -81,7 +80,7 @@ def measured_points(profile: Profile) -> dict[tuple[str, int], Points]:
         table = profile.table(op)
         one_node = table.where(table["inter"] == 1)
         for ranks in np.unique(one_node["intra"]):
-            points = group_points(one_node, int(ranks), 1)
+            points = node_points(one_node, int(ranks))
             if ranks >= 2 and len(points[0]):
                 found[op, int(ranks)] = points
     return found

@@ -85,14 +85,14 @@ def own_network(profile: Profile) -> bool:
 
     Those of a shipped profile are of other clusters; its law was fitted to many networks and is stated.
     """
-    laws = profile.meta.get("laws") or {}
+    laws = profile.laws
     measured = any(len(between_nodes(op, profile.table(op))) for op in OPS)
     return measured and (bool(laws.get("own_network")) or not laws.get("inter_node"))
 
 
 def describe_links(profile: Profile, gpus_per_node: int) -> str:
     """Return in words what the estimates inside a node rest on where nothing was measured there; "" elsewhere."""
-    if profile.derivation is not None or (profile.meta.get("laws") or {}).get("intra_node"):
+    if profile.derivation is not None or profile.laws.get("intra_node"):
         return ""
     if any((profile.table(op)["intra"] > 1).any() for op in OPS):
         return ""
@@ -112,6 +112,6 @@ def describe_network(profile: Profile) -> str:
         shapes = ", ".join(f"{nodes} x {ranks}" for ranks, nodes in kinds[:6]) + (" ..." if len(kinds) > 6 else "")
         how = "fitted to" if len(kinds) > 1 else "one efficiency and one latency fitted to"
         return f"network between nodes: {how} this profile's own measurements of {shapes} ranks; those are used as measured"
-    if (profile.meta.get("laws") or {}).get("inter_node"):
+    if profile.laws.get("inter_node"):
         return "network between nodes: fitted to published logs of other clusters; your own: --import-nccl-tests"
     return "network between nodes: nominal bandwidth and usual efficiency, nothing was measured; your own: --import-nccl-tests"

@@ -38,6 +38,7 @@ SCALED = " (time of the "
 POWER_SLOWDOWN = "power_slowdown"
 #: Key of the meta number: a profile's stated factor on GEMMs and attention, where nobody measured what power costs.
 SUSTAINED_SCALE = "sustained_scale"
+HALF_DTYPES = ("half", "bf16", "bfloat16", "fp16", "float16")  #: as tables and nccl-tests name 16-bit elements
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 
 _COMMON = ("seconds", "spread", "repeats", "dtype", "source")
@@ -231,6 +232,12 @@ class Profile:
     meta: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     derivation: Derivation | None = None  #: where nothing was measured on the device itself
+
+    @property
+    def laws(self) -> Mapping[str, Any]:
+        """Constants of laws that the profile states instead of having them fitted."""
+        stated: Mapping[str, Any] = self.meta.get("laws") or {}
+        return stated
 
     def table(self, op: str) -> Table:
         """Return the rows of ``op``; an empty table where nothing was measured."""

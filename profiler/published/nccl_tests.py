@@ -88,7 +88,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     logs = [read_log(path, test) for path in different]
     tables, left_out = usable_tables(logs, profile)
     notes += left_out
-    stated = dict(profile.meta.get("laws") or {})
+    stated = dict(profile.laws)
     kinds = _kinds(tables.values())
     if kinds:
         stated["own_network"] = True
@@ -97,7 +97,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     merged, replaced = dict(profile.tables), {}
     for op in (*COLLECTIVES, "p2p"):
         shipped, own = profile.table(op), tables.get(op, Table.from_columns(op, {}))
-        before = bool((profile.meta.get("laws") or {}).get("own_network"))  # earlier logs of this network stay
+        before = bool(profile.laws.get("own_network"))  # earlier logs of this network stay
         gone = np.isin(_group_key(shipped), _group_key(own)) | (bool(kinds) and not before) & (shipped["inter"] > 1)
         if gone.any() or len(own):
             replaced[op] = int(gone.sum())

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
+from profiler.profile.profile import GIB, MIB
 from profiler.published.nccl_rows import read_log
 from profiler.text_file import read_text
+from solver.formats.cases import MEMORY_KINDS
 from solver.formats.log_statements import check_statements
 from solver.spec.bounds import number
 from solver.spec.strategy import Strategy
@@ -51,11 +52,11 @@ _STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
 )
 #: Most memory, in units of bytes, by its kind: of nanotron (two lines), NeMo, torchtitan, Megatron-LM and DeepSpeed.
 _PEAKS = (
-    (re.compile(r"\bPeak reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)MiB"), float(1 << 20), "reserved"),
+    (re.compile(r"\bPeak reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)MiB"), MIB, "reserved"),
     (re.compile(r"\bcuda_max_memory_reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)G\b"), GIB, "reserved"),
     (re.compile(r"\bmax_memory_allocated[:=\s]*([0-9]+(?:\.[0-9]+)?(?:e\+?\d+)?)\b"), 1.0, "allocated"),
     (re.compile(r"\bmemory[:=\s]*([0-9]+(?:\.[0-9]+)?)GiB"), GIB, "reserved"),
-    (re.compile(r"\bmax allocated:\s*([0-9]+(?:\.[0-9]+)?)"), float(1 << 20), "allocated"),
+    (re.compile(r"\bmax allocated:\s*([0-9]+(?:\.[0-9]+)?)"), MIB, "allocated"),
     (re.compile(r"\bMaxMemAllocated=([0-9]+(?:\.[0-9]+)?)\s*GB"), GIB, "allocated"),
 )
 #: Of a progress bar: its label, the steps that are done, all of them, and its clock.
@@ -209,8 +210,8 @@ def _from_json(text: str, path: Path) -> Observation:
         wrong = f"unknown key {unknown[0]!r}" if unknown else "it is empty"
         raise InputError(f"{path}: {wrong}; known keys are {', '.join(_KEYS)}")
     kind = values.get("memory_kind", "allocated")
-    if kind not in ("allocated", "reserved", "device"):
-        raise InputError(f"{path}: memory_kind is {kind!r}; it must be allocated, reserved or device")
+    if kind not in MEMORY_KINDS:
+        raise InputError(f"{path}: memory_kind is {kind!r}; it must be one of {', '.join(MEMORY_KINDS)}")
     given = values.get("step_s", [])
     steps = np.array([number("step_s", value) for value in (given if isinstance(given, list) else [given])])
     peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:]))

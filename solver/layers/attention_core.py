@@ -115,15 +115,15 @@ def _blocks(shapes: Shapes, length: int) -> tuple[int, float]:
     return blocks, work / blocks
 
 
-def _whole_sequence(shapes: Shapes, name: str, count: Array, seq: Array) -> list[Op]:
+def _whole_sequence(shapes: Shapes, count: Array, seq: Array) -> list[Op]:
     """Causal attention of ``seq`` tokens to themselves, within the window or the chunks of this kind of layer."""
     kind = shapes.kind
     if kind.chunk:
         blocks, share = _blocks(shapes, kind.chunk)
-        return _flash(shapes, name, count * share, kind.chunk, kind.chunk, True, blocks)
+        return _flash(shapes, "attention", count * share, kind.chunk, kind.chunk, True, blocks)
     if kind.window:
-        return _flash(shapes, name, count, seq, _seen(shapes), False, window=True)
-    return _flash(shapes, name, count, seq, seq, True)
+        return _flash(shapes, "attention", count, seq, _seen(shapes), False, window=True)
+    return _flash(shapes, "attention", count, seq, seq, True)
 
 
 def _flash_core(shapes: Shapes) -> list[Op]:
@@ -140,14 +140,14 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     local, ones = run.seq_len // cp, np.ones(len(cp))
     copies = _layout_copies(shapes)
     if run.cp_comm == "a2a":
-        return [*copies, *context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
+        return [*copies, *context_exchange(shapes), *_whole_sequence(shapes, ones, run.seq_len)]
     if run.cp_comm == "allgather" and not shapes.framework.kernels.torch_context_parallel:
         single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
         return [
             *copies,
             *kv_gather(shapes),
             *kv_regather(shapes),
-            *_whole_sequence(shapes, "attention", single, run.seq_len),
+            *_whole_sequence(shapes, single, run.seq_len),
             *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
         ]
     ring = cp // shapes.heads_shared
@@ -157,7 +157,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     return [
         *copies,
         *(context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
-        *(_whole_sequence(shapes, "attention", ones, local) if window
+        *(_whole_sequence(shapes, ones, local) if window
           else _flash(shapes, "attention", ones * share, local, local, True, blocks)),
         *_flash(shapes, "attention.step", steps * share, local, np.maximum(local // 2, 1), False, blocks),
         *ring_ops(shapes, steps),

@@ -80,7 +80,7 @@ def gap(problem: Problem, layout: Strategy, measured: float) -> Gap:
             continue
         saved = here - float(then.times.seconds[0])
         if saved > _LEAST * here:
-            fits = bool(then.memory.device[0] <= problem.cluster.memory_bytes)
+            fits = bool(then.fits[0])
             found.append(Switch(field, text, saved, fits))
             changes |= {field: value} if fits else {}
     best = _changed(problem, layout, changes) if changes else None

@@ -86,7 +86,7 @@ def _answer(rivals: Solutions, why: Explanation) -> str:
 
 
 def _pictures(rivals: Solutions, result: SearchResult | None) -> str:
-    drawn = [("Time and memory of every pipeline stage", stages_figure(rivals, 0))]
+    drawn = [("Time and memory of every pipeline stage", stages_figure(rivals))]
     try:
         step = step_timeline(rivals, 0)
         drawn.append(("One step, pass by pass", timeline_figure(step)))

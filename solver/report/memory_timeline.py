@@ -79,10 +79,10 @@ class StageMemory:
         return ", ".join([*words, *running[:1]])
 
 
-def memory_through_step(solutions: Solutions, index: int) -> tuple[StepTimeline, list[StageMemory]]:
-    """Return the step and the memory of every stage. Raises InputError for a step of too many passes."""
-    step = step_timeline(solutions, index)
-    parts, update = memory_of_passes(solutions, index)
+def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageMemory]]:
+    """Return the step of the first layout and the memory of every stage. Raises InputError for a step of too many passes."""
+    step = step_timeline(solutions, 0)
+    parts, update = memory_of_passes(solutions, 0)
     named = dict(zip(PARTS, parts, strict=True))
     begin = step.end - sum(seconds for part, seconds in step.after if part in ("optimizer", "stragglers"))
     optimizer = begin, begin + dict(step.after).get("optimizer", 0.0)

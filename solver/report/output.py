@@ -69,7 +69,7 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, index].tolist(), strict=True)),
         "stages": _stages(solutions, index),
         "pipeline_layout": layout_text(chunks_of(solutions, index), solutions.problem.model.num_nextn_predict_layers),
-        "fits": bool(memory.device[index] <= solutions.problem.cluster.memory_bytes),
+        "fits": bool(solutions.fits[index]),
         "verdict": solutions.verdict(index),
         "breakdown_s": why.by_part(),
         "compute_by_module_s": why.by_module(),

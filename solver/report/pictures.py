@@ -53,10 +53,10 @@ def pareto_figure(result: SearchResult) -> Figure:
     return figure
 
 
-def stages_figure(solutions: Solutions, index: int) -> Figure:
-    """Draw the parts of the step time and of the peak memory of layout ``index``, stacked, one bar per pipeline stage."""
+def stages_figure(solutions: Solutions) -> Figure:
+    """Draw the parts of the step time and of the peak memory of the first layout, stacked, one bar per pipeline stage."""
     problem = solutions.problem
-    times, memory = time_of_stages(solutions, index), memory_of_stages(solutions, index)
+    times, memory = time_of_stages(solutions, 0), memory_of_stages(solutions, 0)
     figure, (left, right) = canvas(2)
     names = [PART_NAMES[part] for part in PARTS]
     _stack(left, times, names, {"pipeline bubble": "0.85"})
@@ -75,7 +75,7 @@ def stages_figure(solutions: Solutions, index: int) -> Figure:
         axes.set_xlabel("pipeline stage")
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     figure.suptitle(
-        f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n{describe(solutions, index)}",
+        f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n{describe(solutions, 0)}",
         fontsize=10,
     )
     return figure

@@ -113,7 +113,11 @@ class Regret:
     worst: float
 
 
-def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regret]:
+#: Runs that a family needs for its best layout to say something.
+_FAMILY = 3
+
+
+def regret(predictions: Sequence[Prediction]) -> dict[str, Regret]:
     """Return per source the measured time of the layout ranked first over the measured best, minus one."""
     families: dict[Any, list[Prediction]] = defaultdict(list)
     for p in predictions:
@@ -124,7 +128,7 @@ def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regre
         families[constants].append(p)
     costs: dict[str, list[float]] = defaultdict(list)
     for (source, *_), members in families.items():
-        if len(members) >= least:
+        if len(members) >= _FAMILY:
             measured = [float(p.case.measured["step_s"]) for p in members]
             chosen = min(range(len(members)), key=lambda i: members[i].seconds)
             costs[source].append(measured[chosen] / min(measured) - 1)

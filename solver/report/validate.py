@@ -79,7 +79,7 @@ class Prediction:
     def fits(self) -> bool | None:
         if self.solutions is None:
             return None
-        return bool(self.solutions.memory.device[self.index] <= self.solutions.problem.cluster.memory_bytes)
+        return bool(self.solutions.fits[self.index])
 
     @property
     def verdict(self) -> str | None:

@@ -68,11 +68,8 @@ def _one_forward_one_backward(columns: PipelineColumns, work: StageWork) -> np.n
     are faster shorten the step. Where they are faster than n of its forward or backward passes, these count instead. Exact for
     equal middle stages as long as the last stage is no faster than one pass of the slowest; never too long for these.
     """
-    m, total, (each, later, number, real) = (
-        columns.num_micro_batches,
-        work.total.sum(axis=0),
-        _both_ends_of_the_middle(columns, work),
-    )
+    m, total = columns.num_micro_batches, work.total.sum(axis=0)
+    each, later, number, real = _both_ends_of_the_middle(columns, work)
     forward, backward, after, n = each[FORWARD], each[BACKWARD] + each[WEIGHT], later.sum(axis=0), columns.pp - 1 - number
     real = real.sum(axis=0)
     skipped = np.maximum(n * forward - real, 0.0) + np.maximum(n * backward - real, 0.0)

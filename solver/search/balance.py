@@ -66,11 +66,11 @@ def balanced(solutions: Solutions, index: int) -> Balanced:
     fullest = max(sum(chunks[stage::pp]) for stage in range(pp))
     starts = [_assigned(solutions, layouts, chunks) for layouts in _recomputations(solutions, one, fullest)]
     found = [_improved(start, chunks) for start in starts]
-    uniform = min((_seconds(each) for each in found if _fits(each)), default=np.inf)
+    uniform = min((_seconds(each) for each in found if each.fits[0]), default=np.inf)
     if can.recomputes_by_stage:
         whole = replace(_plain(one), recompute=np.array([int(Recompute.FULL)]), recompute_layers=np.array([-1]))
         found.append(_improved(_assigned(solutions, whole, chunks, by_stage=True), chunks, by_stage=True))
-    fitting = [each for each in found if _fits(each)]
+    fitting = [each for each in found if each.fits[0]]
     if not fitting:
         raise InputError("no assignment of the layers to the stages fits in memory; leave --balance out")
     return Balanced(min(fitting, key=_seconds), float(solutions.times.seconds[index]), uniform)
@@ -108,10 +108,6 @@ def _seconds(solutions: Solutions) -> float:
     return float(solutions.times.seconds[0])
 
 
-def _fits(solutions: Solutions) -> bool:
-    return bool(solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes)
-
-
 def _cost(solutions: Solutions) -> tuple[float, float]:
     """Return what is to be less: bytes that do not fit, then seconds."""
     missing = max(float(solutions.memory.device[0]) - solutions.problem.cluster.memory_bytes, 0.0)
@@ -124,7 +120,7 @@ def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False)
     pp = int(start.layouts.splits.pp[0])
     for _ in range(start.problem.model.num_hidden_layers):
         bubble = time_of_stages(best, 0)[_BUBBLE]
-        origin = int(best.memory.stage[0]) if not _fits(best) else int(np.argmin(bubble))
+        origin = int(best.memory.stage[0]) if not best.fits[0] else int(np.argmin(bubble))
         moved = [
             (_assigned(best, best.layouts, assigned, by_stage), assigned)
             for target in np.argsort(-bubble)[: max(4, pp // 4)].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError, require
+from profiler.errors import InputError, first_broken, require
 from solver.spec.adapter_rules import check_adapters
 from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import PCIE_5, Cluster
@@ -141,7 +141,7 @@ def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]
 
 def offload_broken(model: ModelSpec, s: Strategy) -> str:
     """Return the first of these rules that a run breaks, or ""."""
-    return next((broken for holds, broken in offload_rules(model, s) if not holds), "")
+    return first_broken(offload_rules(model, s))
 
 
 def graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler.errors import first_broken
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
 from solver.spec.recipes import delays_scales
@@ -82,4 +83,4 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
         ),
         ("moe" not in modules or "moe_router" not in run.modules_graphed, "CUDA graphs of moe_router exclude recomputing moe"),
     )
-    return next((broken for holds, broken in rules if not holds), "")
+    return first_broken(rules)

@@ -140,7 +140,7 @@ def _flops(found: Matrices) -> np.ndarray:
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
     return [
         Op(
-            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "layout": 0, "accumulate": 0},
+            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "batch": 1, "layout": 0, "accumulate": 0},
             count=STEPS * times * number,
         )
         for m, n, k, times in _products(found)

@@ -45,6 +45,11 @@ class Solutions:
         """Tokens per accelerator per second."""
         return self.tokens / self.times.seconds / self.problem.run.world_size
 
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether each layout's expected peak fits in the cluster's memory; bool."""
+        return self.memory.device <= self.problem.cluster.memory_bytes
+
     def verdict(self, index: int) -> str:
         """Return whether a layout fits in the cluster's memory: one of VERDICTS."""
         return self.memory.verdict(index, self.problem.cluster.memory_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -200,7 +201,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
     copied = copied and not problem.is_frozen(OTHERS)
     present = np.where((splits.pp > 1) & ~splits.waves & copied, 1.0, 0.0)  # a wave ends where it begins
-    return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
+    return replace(op, count=present)
 
 
 def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.ndarray | float = 1.0) -> Op:

@@ -16,7 +16,7 @@ from predictor.accuracy.crossval_comm import collective_scores
 from predictor.accuracy.pictures_comm import draw
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveModel
-from predictor.network.collective_points import OPS, group_points, inside_bound, measured_points
+from predictor.network.collective_points import OPS, inside_bound, measured_points, node_points
 from predictor.network.curves import Curves
 from predictor.network.fit import fit_network, network_rows, predict_rows
 from predictor.network.measured_groups import MeasuredGroups
@@ -248,7 +248,7 @@ def test_half_precision_of_versioned_releases_is_preferred() -> None:
     rows = {"intra": 8, "inter": 1, "bytes": 1024, "seconds": [1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0],
             "dtype": ["fp16"] * 6 + ["int8"],
             "env": ["nccl 2.27", "nccl 2.28", "nccl 2.29", "nccl 2.30", "nccl 2.9", "", "nccl 2.30"]}  # fmt: skip
-    assert group_points(Table.from_columns("all_reduce", rows), 8, 1)[1].tolist() == [3.0]
+    assert node_points(Table.from_columns("all_reduce", rows), 8)[1].tolist() == [3.0]
 
 
 def test_inside_bound_grows_with_the_share_that_is_sent() -> None:

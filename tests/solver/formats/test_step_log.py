@@ -112,7 +112,7 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
         ('{"step": 1}', "unknown key 'step'; known keys are step_s"),
         ("{}", "it is empty"),
         ('{"step_s": -1}', "step_s is -1; it must be a positive number"),
-        ('{"memory_kind": "vram"}', "memory_kind is 'vram'; it must be allocated, reserved or device"),
+        ('{"memory_kind": "vram"}', "memory_kind is 'vram'; it must be one of allocated, reserved, device"),
         ("{step_s: 1}", "is no JSON object"),
         ("elapsed time per iteration (ms): 1e400", "of a step step_s is inf; it must be a"),
         ("elapsed time per iteration (ms): 1e-300", "of a step step_s is 1.0000000000000001e-303"),

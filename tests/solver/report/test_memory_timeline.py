@@ -38,7 +38,7 @@ def solved(cost: CostModel, name: str) -> Solutions:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_peak_is_the_estimate_s(h100_model: CostModel, name: str) -> None:
     found = solved(h100_model, name)
-    step, stages = memory_through_step(found, 0)
+    step, stages = memory_through_step(found)
     allocated = memory_of_stages(found, 0).allocated
     for stage in stages:
         times, levels = stage.curve
@@ -51,7 +51,7 @@ def test_the_peak_is_the_estimate_s(h100_model: CostModel, name: str) -> None:
 
 
 def test_stages_of_1f1b_hold_as_many_micro_batches_as_come_after(h100_model: CostModel) -> None:
-    _, stages = memory_through_step(solved(h100_model, "1f1b"), 0)
+    _, stages = memory_through_step(solved(h100_model, "1f1b"))
     assert [stage.at_peak().split()[0] for stage in stages] == ["4", "3", "2", "1"]
     assert all(len({block.words for block in stage.blocks}) == len(stage.blocks) == 24 for stage in stages)
 
@@ -60,7 +60,7 @@ def test_the_optimizer_s_step_is_a_block_beside_the_passes(h100_model: CostModel
     """States in 16 bits are widened for the update, which is the peak of a small micro batch with full recomputation."""
     problem = make_problem(MODEL, 32, h100_model, 8192, framework="megatron-core", optimizer_states="bf16")
     found = estimated(problem, [problem.run.replace(tp=8, pp=4, dp=1, num_micro_batches=4, recompute="full")])
-    step, stages = memory_through_step(found, 0)
+    step, stages = memory_through_step(found)
     allocated = memory_of_stages(found, 0).allocated
     for stage in stages:
         update = stage.blocks[-1]
@@ -72,7 +72,7 @@ def test_the_optimizer_s_step_is_a_block_beside_the_passes(h100_model: CostModel
 
 def test_torch_reads_the_snapshot(h100_model: CostModel, tmp_path: Path) -> None:
     viewer = pytest.importorskip("torch.cuda._memory_viz")
-    step, stages = memory_through_step(solved(h100_model, "1f1b"), 0)
+    step, stages = memory_through_step(solved(h100_model, "1f1b"))
     plain = pickle.loads(pickle.dumps(snapshot(step, stages)))
     for stage, trace in zip(stages, plain["device_traces"], strict=True):
         level, peak, alive = 0, 0, {}

@@ -22,7 +22,7 @@ def result(world: int, **fixed: Any) -> SearchResult:
 
 def test_bars_of_stages_add_up_to_the_step_and_to_the_memory() -> None:
     found = result(16, pp=4).best
-    times, memory = stages_figure(found, 0).axes
+    times, memory = stages_figure(found).axes
     step, device = found.times.seconds[0], memory_of_stages(found, 0).device / 2**30
     tops = [np.zeros(4), np.zeros(4)]
     for panel, axes in enumerate((times, memory)):
