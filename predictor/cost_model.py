@@ -199,8 +199,9 @@ class CostModel:
         alone = self._alone(op, size, intra, inter, strided)
         seconds, far = alone.seconds, np.asarray(inter) > 1
         if self.link_slowdown != 1.0:
-            seconds = np.where(far, seconds, seconds * self.link_slowdown)
-            # one all-reduce was stated: other ops, sizes and latencies are taken to be as much slower
+            # one all-reduce was stated: other ops, sizes and latencies are taken to be as much slower, but not as much faster
+            slower = self.link_slowdown if op == "all_reduce" else max(self.link_slowdown, 1.0)
+            seconds = np.where(far, seconds, seconds * slower)
             std = np.where(far, alone.relative_std, np.hypot(alone.relative_std, FOUND_STD))
             basis = np.where(far, alone.basis, np.maximum(alone.basis, np.int8(Basis.EXTRAPOLATED))).astype(np.int8)
             alone = alone._replace(relative_std=std, basis=basis)
@@ -304,7 +305,7 @@ class CostModel:
         if of_links and inside > 1:
             seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, inside, 1, self.network_bandwidth).seconds)
             slowdown = bus_bandwidth(seconds, PROBE_BYTES, inside) / of_links
-            found = replace(found, link_slowdown=slowdown, exchanges=self.exchanges.with_slower_links(slowdown))
+            found = replace(found, link_slowdown=slowdown, exchanges=self.exchanges.with_slower_links(max(slowdown, 1.0)))
         if busbw and ranks > node:
 
             def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:
@@ -317,8 +318,9 @@ class CostModel:
         """Return in words what stated all-reduces and leaf switches make of the network and of the links, a sentence each."""
         said = [each.text() for each in (self.found, self.leaf_switches) if each is not None]
         if self.link_slowdown != 1.0:
+            which = "collectives" if self.link_slowdown > 1 else "all-reduces, and no other collectives,"
             times = f"{self.link_slowdown:.2f} times the profile's time"
-            said.append(f"collectives inside a node or NVLink domain take {times}, as the stated all-reduce does")
+            said.append(f"{which} inside a node or NVLink domain take {times}, as the stated all-reduce does")
         return tuple(said)
 
     @property

@@ -18,8 +18,7 @@ from rich.console import Console, RenderableType
 
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import find_profile
-from solver.api import load_problem
+from solver.api import chosen_profile, load_problem
 from solver.formats.config_file import RunConfig, find_model, load_cluster
 from solver.formats.export import write_export
 from solver.report.decision import Decision, decision_of_search
@@ -148,22 +147,19 @@ class Answer:
 
 
 def best_layout(
-    model: str | Path | RunConfig, world_size: int, *, profile: str | Profile | None = None,
+    model: str | Path | RunConfig, world_size: int, *, profile: str | Profile | None = None, as_device: str | None = None,
+    cluster: str | Path | Mapping[str, Any] | None = None,
     global_batch_tokens: int | None = None, global_batch_sequences: int | None = None, top: int = 10,
     fixed: Mapping[str, Any] | None = None, jobs: int = 1, **options: Any,
 ) -> Answer:  # fmt: skip
     """Return the best layouts of a model on ``world_size`` GPUs.
 
     model: a file as of --config, or a name as of --model_size. fixed: axes that do not vary. options: as of
-    solver.load_problem (cluster, seq_len, framework, precision, ...). Raises InputError as the command line says it.
+    solver.load_problem (seq_len, framework, precision, ...). Raises InputError as the command line says it.
     """
     config = model if isinstance(model, RunConfig) or Path(model).suffix else find_model(str(model))
-    cluster = options.pop("cluster", None) or {}
-    described = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
-    if isinstance(profile, Profile):
-        found, said = profile, "a profile of your own"
-    else:
-        found, said = find_profile(profile or described.get("hardware"))
+    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
+    found, said = chosen_profile(profile, described, as_device)
     problem = load_problem(config, world_size, profile=found, cluster=described, **options)
     tokens = global_batch_tokens
     _, result = search_with_strings(problem, global_batch_sequences, top, fixed=fixed, jobs=jobs, global_batch_tokens=tokens)

@@ -17,8 +17,10 @@ from predictor.fitted import cost_model
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable, shown
 from profiler.profile.attention_times import FOLDER
+from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device, Profile
-from profiler.profile.profiles import PROF_DATA, find_profile
+from profiler.profile.profiles import PROF_DATA, profile_of
+from profiler.profile.profiles import as_device as rescaled
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
@@ -47,6 +49,7 @@ def load_problem(
     world_size: int,
     *,
     profile: str | Profile | None = None,
+    as_device: str | None = None,
     cluster: str | Path | Mapping[str, Any] | None = None,
     seq_len: int | None = None,
     memory_limit_gib: float | None = None,
@@ -55,19 +58,18 @@ def load_problem(
 ) -> Problem:
     """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
 
-    profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. cluster: a name
+    profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. as_device: a
+    device of configs/devices, or a device file, to which it is rescaled. cluster: a name
     under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
     Strategy fields that all layouts share. seq_len: may be beyond a rotary model's positions, which are then as many.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config, world_size)
     model = without_soft_caps(run_config.model) if approximate else run_config.model
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
-    if profile is None and "hardware" in described:
-        profile = str(described["hardware"])
     varied = [key for key in constants if key in AXES]
     if varied:
         raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
-    found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
+    found, _ = chosen_profile(profile, described, as_device)
     if "gpus_per_node" not in described:
         described |= _nodes_of_launch(run_config, found.device)
     cost, place = machine(found, described, world_size)
@@ -89,6 +91,19 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(model, run, place, cost)
+
+
+def chosen_profile(
+    profile: str | Profile | None, cluster: Mapping[str, Any], device: str | None = None, path: Path | None = None
+) -> tuple[Profile, str]:
+    """Return (profile, a sentence that states which): that of a name, of a file, or of the cluster's hardware, rescaled to
+    ``device`` where one is named. Raises InputError where the cluster is of another device than the named profile."""
+    if isinstance(profile, Profile):
+        return rescaled(profile, device) if device else (profile, "a profile of your own")
+    hardware = None if TOPOLOGY in cluster else cluster.get("hardware")
+    if profile and hardware not in (None, profile):
+        raise InputError(f"the profile is {profile}, but the cluster is of {hardware}; leave one out")
+    return profile_of(profile or (None if path else cluster.get("hardware")), path, device)
 
 
 def of_another_framework(config: RunConfig, framework: str) -> dict[str, Any]:
@@ -124,7 +139,8 @@ def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple
     if TOPOLOGY in described and not isinstance(topology, Topology):
         raise InputError(f"{where}: a cluster holds no {TOPOLOGY}; give the .topo file or the template itself as the cluster")
     keys = {key: value for key, value in described.items() if key != TOPOLOGY}
-    place = cluster_of(profile.device, keys, where, profile.name)
+    assumed = profile.name in DATASHEETS or bool(profile.derivation and profile.derivation.network_assumed)
+    place = cluster_of(profile.device, keys, where, usual_network=assumed)
     cost = cost_model(profile, place.network_bandwidth, CACHE)
     if topology is None:
         return cost, place

@@ -17,8 +17,8 @@ from predictor.network.measured_groups import describe_links, describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import PROF_DATA, profile_of
-from solver.api import DEFAULT_FRAMEWORK, load_problem, of_another_framework
+from profiler.profile.profiles import PROF_DATA
+from solver.api import DEFAULT_FRAMEWORK, chosen_profile, load_problem, of_another_framework
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
@@ -139,12 +139,7 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     """
     config = config or named_config(args)
     cluster = load_cluster(args.cluster) if args.cluster else {}
-    if args.profile and TOPOLOGY not in cluster and cluster.get("hardware") not in (None, args.profile):
-        raise InputError(
-            f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
-        )
-    name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
-    profile, said = profile_of(name, args.pre_profiling_data_path, args.as_device)
+    profile, said = chosen_profile(args.profile, cluster, args.as_device, args.pre_profiling_data_path)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
     with status if shows else nullcontext():

@@ -199,9 +199,9 @@ def own_forward_rows(table: Table) -> Table:
 
 def _machines(device: Device) -> dict[str, Machine]:
     """Return the machine of every arithmetic that a device has a peak for, 16 bits first."""
-    machines = {}
-    for name in sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16"):
-        peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
+    machines, peaks = {}, device.peak_flops
+    for name in sorted({FAMILIES.get(name, name) for name in peaks}, key=lambda name: name != "bf16"):
+        peak = peaks.get(name) or max(value for dtype, value in peaks.items() if FAMILIES.get(dtype, dtype) == name)
         element = ELEMENT_BYTES.get(name, HALF_BYTES)
         machines[name] = Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF_BYTES))
     return machines

@@ -14,10 +14,12 @@ from predictor.network.collective_points import (
     OPS,
     Points,
     borrowed_points,
+    completed,
     inside_bound,
     link_share,
     measured_points,
     ring_links,
+    roofline_cost,
     roofline_points,
     sent_share,
     stated_points,
@@ -298,14 +300,14 @@ _PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths", 
 def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup) -> list[tuple[int, Points, Basis]]:
     """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks, from the best source available.
 
-    First measured points. Else extrapolated ones: borrowed from another measured op, or as the profile states, or borrowed
-    from what it states of another op. Else the datasheet (roofline).
+    First measured points, completed where they are few. Else extrapolated ones: borrowed from another measured op, or as the
+    profile states, or borrowed from what it states of another op. Else the datasheet (roofline).
     """
     own, given = ({ranks: p for (name, ranks), p in group.items() if name == op} for group in (measured, stated))
     lent = borrowed_points(op, measured) or given or borrowed_points(op, stated)
     if own:
-        points, basis = own, Basis.MEASURED
-    elif lent:
+        return [(ranks, *completed(own[ranks], roofline_cost(op, ranks, profile.device))) for ranks in sorted(own)]
+    if lent:
         points, basis = lent, Basis.EXTRAPOLATED
     else:
         points, basis = roofline_points(op, profile.device), Basis.ROOFLINE

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from predictor.estimate import Basis
 from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, HALF_DTYPES, Device, Profile, Table
 
@@ -27,6 +28,8 @@ _START = 8e-6  # seconds of a small collective of two ranks, where nothing was m
 _STEP = 1.5e-6  # seconds for every further rank: the order of magnitude on NVLink
 _EFFICIENCY = 0.75  # fraction of the link's rate that large messages reach, where nothing was measured
 _SIZES = 2.0 ** np.arange(9, 31)
+_RATE_BOUND = 2.0**20  # bytes from which the rate counts, where a largest measured size is smaller (assumed)
+_FAR = 16.0  # from one measured size to the next, beyond which what is between is not read off a curve
 
 # op -> donors, most similar first: (op, factor on its bytes that gives the same message, factor on its time).
 _SENT = "sent"  # the share (k - 1) / k that each of k ranks sends
@@ -116,15 +119,37 @@ def stated_points(stated: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
     return points
 
 
+def roofline_cost(op: str, ranks: float, device: Device) -> float:
+    """Return the seconds per byte of an op without any data: bytes sent / (datasheet rate * usual efficiency)."""
+    return float(sent_share(op, ranks)) / (device.link_bandwidth * _EFFICIENCY)
+
+
 def roofline_points(op: str, device: Device) -> dict[int, Points]:
     """Points of an op without any data.
 
-    seconds = usual start-up time + bytes sent / (datasheet rate * usual efficiency).
+    seconds = usual start-up time + bytes * roofline_cost.
     """
     usual = (2, 4, 8, device.gpus_per_node)
     ranks = {2} if op == "p2p" else {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
-    rate = device.link_bandwidth * _EFFICIENCY
-    return {k: (_SIZES, _START + _STEP * (k - 2) + sent_share(op, k) * _SIZES / rate) for k in sorted(ranks)}
+    return {k: (_SIZES, _START + _STEP * (k - 2) + roofline_cost(op, k, device) * _SIZES) for k in sorted(ranks)}
+
+
+def completed(points: Points, cost: float) -> tuple[Points, Basis]:
+    """Return the measured points of a group, and what a few of them lack, with the basis of it all.
+
+    Between sizes that are far apart that is a start-up time and a rate, which a curve through the logarithms of both would not
+    have; beyond a largest size that latency bounds it is ``cost`` [seconds per byte], as such a size says nothing of the rate.
+    """
+    size, seconds = points
+    rated = bool(size[-1] >= _RATE_BOUND)
+    if not rated:
+        size, seconds = np.append(size, _SIZES[-1]), np.append(seconds, seconds[-1] + cost * (_SIZES[-1] - size[-1]))
+    far = np.flatnonzero(size[1:] > _FAR * size[:-1])
+    if not len(far):
+        return points, Basis.MEASURED
+    between = [np.geomspace(size[i], size[i + 1], 2 + int(np.log2(size[i + 1] / size[i]) // 2))[1:-1] for i in far]
+    at = np.sort(np.concatenate([size, *between]))
+    return (at, np.interp(at, size, np.maximum.accumulate(seconds))), Basis.EXTRAPOLATED if rated else Basis.ROOFLINE
 
 
 def link_share(ranks: ArrayLike, peers: float) -> np.ndarray:

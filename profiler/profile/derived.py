@@ -41,7 +41,8 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
         _check_scale(sheet, kernels)
     except InputError as error:
         raise InputError(f"{where or name}: {error}") from None
-    derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale, beside, sheet.power)
+    assumed = sheet.sources.get("network_gbit", "").lower().startswith("assumed")
+    derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale, beside, sheet.power, assumed)
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
     # kernels stand for no newer attention than they were measured with

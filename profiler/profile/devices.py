@@ -35,6 +35,8 @@ _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp
 _BALANCE = (5e-4, 0.3)
 #: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
 _PER_UNIT = (0.19, 169)
+#: TFLOP of a joule in 16 bits at the limit of power: from a tenth of the least (H20) to ten times the most (B200).
+_PER_JOULE = (0.037, 22)
 #: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.
 _BOUNDS = {
     "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
@@ -118,6 +120,12 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         link_peers=_whole("link_peers", values["link_peers"]) if "link_peers" in values else 0,
     )  # fmt: skip
     _check(device)
+    half, watts, (least, most) = device.half_peak / 1e12, figures["power_watts"], _PER_JOULE
+    if not least <= half / watts <= most:
+        raise InputError(
+            f"peak_tflops of {half:g} in 16 bits at power_watts {watts:g} are {half / watts:.3g} TFLOP a joule, where chips do "
+            f"{least:g} to {most:g}: one of the two is wrong"
+        )
     names = ("derived_from", "links_from", "kernel_scale_of")
     derived_from, links_from, scale_of = (_word(key, values[key]) if key in values else "" for key in names)
     scale = _scale(values.get("kernel_scale", {}))

@@ -206,7 +206,7 @@ class Derivation:
     what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the
     limit of power, over what the peaks of the two datasheets alone would make of it, by number format. kernel_scale: measured
     time of GEMMs over the rescaled one, by number format. power_beside: the device of its generation beside which its limit of
-    power counts, "" where none is known. power: watts at most.
+    power counts, "" where none is known. power: watts at most. network_assumed: whether its network is, by its source.
     """
 
     kernels: Profile
@@ -216,6 +216,7 @@ class Derivation:
     kernel_scale: Mapping[str, float]
     power_beside: str
     power: float
+    network_assumed: bool = False
 
 
 @dataclass(frozen=True)

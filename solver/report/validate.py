@@ -119,7 +119,8 @@ def predict_cases(
             continue
         try:
             model = without_soft_caps(model) if approximate else model
-            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster), hardware=hardware), cost)
+            machine = cluster_of(cost.device, dict(cluster), usual_network=hardware in DATASHEETS)
+            problem = problem_of(model, run, machine, cost)
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue

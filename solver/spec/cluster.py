@@ -10,7 +10,6 @@ import numpy as np
 
 from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError, printable
-from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device
 from solver.spec.bounds import number, whole_number
 
@@ -88,11 +87,13 @@ FIGURES = (*_COUNTS, *_RATES)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
-def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster", hardware: str = "") -> Cluster:
+def cluster_of(
+    device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster", usual_network: bool = False
+) -> Cluster:
     """Return the device's usual cluster; ``config`` may replace what FIGURES names.
 
-    hardware: the profile; one of a machine's own, unlike those of datasheets, holds its own network.
-    Raises InputError for an unknown key or a value that is not a positive number; ``where`` names ``config`` in the message.
+    usual_network: the device's network is that of usual nodes, which nobody stated of this machine. Raises InputError for an
+    unknown key or a value that is not a positive number; ``where`` names ``config`` in the message.
     """
     config = config or {}
     unknown = sorted(set(config) - set(_KEYS))
@@ -116,7 +117,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
-        usual_network=hardware in DATASHEETS and not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
+        usual_network=usual_network and not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
         gpus_per_leaf=leaf,
         oversubscription=stated.get("oversubscription", 1.0),
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,

@@ -56,6 +56,16 @@ def test_a_device_derived_from_itself_is_itself_with_uncertainty(h100: CostModel
         assert (same[kind].basis >= Basis.EXTRAPOLATED).all()
 
 
+@pytest.mark.parametrize("stated", ["fp8", "mxfp8"])
+def test_one_format_of_an_arithmetic_is_enough(stated: str) -> None:
+    """A chip that states mxfp8 and no fp8 multiplies in 8 bits at that rate."""
+    sheet = DATASHEETS["h100_sxm"]
+    peaks = {"bf16": 1500e12, stated: 3000e12}
+    model = on(replace(sheet, device=replace(sheet.device, peak_flops=peaks), architecture="own", power=1400))
+    wide, narrow = (2 * 8192**3 / float(model.linear(8192, 8192, 8192, dtype=dtype).seconds) for dtype in ("bf16", stated))
+    assert 0.6 * 1500e12 < wide < 1500e12 and 0.5 * 3000e12 < narrow < 3000e12
+
+
 def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: CostModel) -> None:
     sheet = DATASHEETS["h100_sxm"]
     twice = on(replace(sheet, device=replace(sheet.device, memory_bandwidth=2 * sheet.device.memory_bandwidth)))

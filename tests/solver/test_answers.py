@@ -63,6 +63,16 @@ def test_files(answer: Answer, tmp_path: Path) -> None:
     assert float(rival.times.seconds[0]) == pytest.approx(answer.seconds)
 
 
+def test_a_device_and_a_cluster_that_contradict_each_other() -> None:
+    asked = {"framework": "megatron-core", "global_batch_tokens": 1_048_576, "top": 1}
+    with pytest.raises(InputError, match="the profile is h100_sxm, but the cluster is of a100_sxm_80gb; leave one out"):
+        best_layout("llama3_8b", 64, profile="h100_sxm", cluster="dgx_a100", **asked)
+    as_named = best_layout("llama3_8b", 64, as_device="h800_sxm", **asked)
+    assert as_named.seconds == best_layout("llama3_8b", 64, profile="h800_sxm", **asked).seconds
+    from_file = best_layout("llama3_8b", 64, as_device="configs/devices/h800_sxm.json", **asked)
+    assert from_file.interval == as_named.interval
+
+
 def test_ways_to_ask() -> None:
     by_file = best_layout("configs/7B_internlm2.py", 16, cluster="a100_50g", global_batch_sequences=64, fixed={"tp": 4}, top=1)
     assert by_file.layout.tp == 4 and "a100_sxm_80gb" in by_file.said

@@ -75,6 +75,15 @@ def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> Non
     assert both.seconds == pytest.approx([4 * GB * NETWORK, GB * LINK / 0.8], rel=1e-6)
 
 
+def test_a_faster_all_reduce_in_a_node_makes_nothing_else_faster() -> None:
+    found, plain = toy_cost().with_found_network(16, 8, None, 14 / 8 * 200 * GB), toy_cost()
+    fast, usual = (cost.collective("all_reduce", GB, 8, 1).seconds for cost in (found, plain))
+    assert fast == pytest.approx(usual / 2)
+    for op in ("all_gather", "all2all", "p2p"):
+        assert found.collective(op, GB, 8, 1).seconds == plain.collective(op, GB, 8, 1).seconds
+    assert found.as_found()[0].startswith("all-reduces, and no other collectives, inside a node or NVLink domain take 0.50 ")
+
+
 @pytest.mark.parametrize(
     ("ranks", "node", "stated"),
     [

@@ -16,7 +16,7 @@ from predictor.accuracy.crossval_comm import collective_scores
 from predictor.accuracy.pictures_comm import draw
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveModel
-from predictor.network.collective_points import OPS, inside_bound, measured_points, node_points
+from predictor.network.collective_points import OPS, completed, inside_bound, measured_points, node_points
 from predictor.network.curves import Curves
 from predictor.network.fit import fit_network, network_rows, predict_rows
 from predictor.network.measured_groups import MeasuredGroups
@@ -164,6 +164,21 @@ def test_an_op_without_a_curve_borrows_one_by_bytes_moved(fit: CollectiveModel) 
     gather = fit.predict("all_gather", size, 8, 1).seconds
     broadcast = fit.predict("broadcast", size * 7 / 8, 8, 1).seconds
     assert broadcast == pytest.approx(gather)
+
+
+def test_few_measured_sizes_are_completed_by_hand() -> None:
+    # one size that latency bounds says nothing of the rate; two say a start-up time and a rate between them; many are kept
+    cost, kib, mib = 1e-10, 2.0**10, 2.0**20
+    (size, seconds), basis = completed((np.array([kib]), np.array([20e-6])), cost)
+    assert basis == Basis.ROOFLINE
+    assert seconds[0] == 20e-6
+    assert seconds[-1] == pytest.approx(20e-6 + cost * (size[-1] - kib))
+    (size, seconds), basis = completed((np.array([kib, 256 * mib]), np.array([20e-6, 10e-3])), cost)
+    assert basis == Basis.EXTRAPOLATED
+    assert np.interp(4 * mib, size, seconds) == pytest.approx(20e-6 + (10e-3 - 20e-6) * (4 * mib - kib) / (256 * mib - kib))
+    assert (size[1:] / size[:-1]).max() <= 16
+    many = 2.0 ** np.arange(10, 28, 2), np.linspace(1e-5, 1e-3, 9)
+    assert completed(many, cost) == (many, Basis.MEASURED)
 
 
 def test_stated_constants_of_a_node_are_used() -> None:

@@ -64,6 +64,7 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
         ({"source": {"a": ["num_sms"]}}, "source says nothing of memory_gib; each figure has one source"),
         ({"sms": 132}, "unknown key 'sms'"),
         ({"peak_tflops": {"bf16": 989, "fp8": 500}}, "peak_tflops of fp8 is below that of bf16"),
+        ({"power_watts": 5}, "at power_watts 5 are 198 TFLOP a joule, where chips do 0.037 to 22"),
         ({"peak_tflops": {"bf16": 989, "tf32": 1200}}, "peak_tflops of bf16 is below that of tf32"),
         ({"peak_tflops": {"fp16": 50, "fp32": 67}}, "peak_tflops of fp16 is below that of fp32"),
         ({"peak_tflops": {"fp8": 500}}, "neither bf16 nor fp16"),
