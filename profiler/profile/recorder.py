@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler.profile.devices import DEVICES
 from profiler.profile.plan import KEY_COLUMNS, Item
-from profiler.profile.profile import TABLE_COLUMNS, Device, Profile, Table
+from profiler.profile.profile import TABLE_COLUMNS, Device, Profile, Table, gemm_flops
 from profiler.profile.store import write_profile
 
 CHECKPOINT_SECONDS = 3.0
@@ -68,7 +68,8 @@ class Recorder:
 
     def profile(self) -> Profile:
         tables = {op: table_of(op, [row for item, row in self.rows.items() if item.op == op]) for op in TABLE_COLUMNS}
-        return Profile(self.name, _with_links(self.device, tables["p2p"]), tables, dict(self.meta))
+        device = _with_rates(_with_links(self.device, tables["p2p"]), tables["linear"])
+        return Profile(self.name, device, tables, dict(self.meta))
 
 
 def table_of(op: str, rows: list[Row]) -> Table:
@@ -85,6 +86,18 @@ def rows_of(profile: Profile) -> dict[Item, Row]:
             row = {name: column[i] for name, column in columns.items()}
             found[Item(op, tuple(row[name] for name in KEY_COLUMNS[op]))] = row
     return found
+
+
+def _with_rates(device: Device, gemms: Table) -> Device:
+    """Return the device with peaks that no measured GEMM exceeds; datasheets keep theirs.
+
+    Peaks of other devices are a short measurement, which other work on the machine may have slowed.
+    """
+    if any(device.name == known.name for known in DEVICES.values()):
+        return device
+    rates = gemm_flops(gemms) / gemms["seconds"]
+    best = {dtype: float(np.max(rates[gemms["dtype"] == dtype], initial=0.0)) for dtype in device.peak_flops}
+    return replace(device, peak_flops={dtype: max(peak, best[dtype]) for dtype, peak in device.peak_flops.items()})
 
 
 def _with_links(device: Device, p2p: Table) -> Device:

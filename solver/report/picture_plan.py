@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solver.report.plan import Training, efficient
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_APART = (34.0, 12.0)  #: pixels of a label of 7 points, across and upright
 
 
 def plan_figure(found: Sequence[Training], title: str, days: float | None = None, budget: float | None = None) -> Figure:
@@ -18,18 +22,14 @@ def plan_figure(found: Sequence[Training], title: str, days: float | None = None
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
+    axes, labels = figure.subplots(), list[tuple[float, float, str, Any]]()
     for machine in dict.fromkeys(one.machine for one in found):
         own = [one for one in found if one.machine == machine]
         middle = [one.days[1] for one in own]
         errors = [[one.days[1] - one.days[0] for one in own], [one.days[2] - one.days[1] for one in own]]
         label = (machine.name or "best layout") + (f", {machine.price:g} an hour" if machine.price is not None else "")
         (line, *_) = axes.errorbar(middle, [o.cost for o in own], xerr=errors, marker="o", ms=4, lw=1, capsize=2, label=label)
-        for one in own:
-            axes.annotate(
-                f"{one.world_size:,}", (one.days[1], one.cost), xytext=(0, 6), textcoords="offset points", fontsize=7,
-                ha="center", color=line.get_color(),
-            )  # fmt: skip
+        labels += [(one.days[1], one.cost, f"{one.world_size:,}", line.get_color()) for one in own]
     front = efficient(found)
     axes.plot([o.days[1] for o in front], [o.cost for o in front], "o", ms=10, mfc="none", mec="black",
               label="none is both faster and cheaper")  # fmt: skip
@@ -48,4 +48,15 @@ def plan_figure(found: Sequence[Training], title: str, days: float | None = None
     axes.set_title(fill(title, 95), fontsize=11)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
+    _label(axes, labels)
     return figure
+
+
+def _label(axes: Axes, labels: Sequence[tuple[float, float, str, Any]]) -> None:
+    """Write (x, y, text, colour) above points, but for those that would lie on one that is written already."""
+    written: list[tuple[float, float]] = []
+    for x, y, text, colour in labels:
+        right, up = axes.transData.transform((x, y))
+        if all(abs(right - other) > _APART[0] or abs(up - height) > _APART[1] for other, height in written):
+            axes.annotate(text, (x, y), xytext=(0, 6), textcoords="offset points", fontsize=7, ha="center", color=colour)
+            written.append((right, up))

@@ -18,32 +18,39 @@ if TYPE_CHECKING:
 _COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
 _GREYS = {"parameter_gather": "0.6", "gradient_accumulation": "0.5", "gradient_sync": "0.45", "optimizer": "0.3",
           "stragglers": "0.75"}  # fmt: skip
+_AFTER = 0.2  #: of a stretch of a long step, what comes after its passes
+_LETTERS = 20.0  #: of a pass's number, in an inch
 _MOST_PASSES = 80  #: of a stage, that a picture shows and labels with their micro batch
 
 
 def timeline_figure(step: StepTimeline) -> Figure:
     """Draw one step pass by pass; a black bar under the passes on the critical path.
 
-    Of a step with more passes than can be told apart, as long a stretch of its beginning and of its end as holds so many.
+    Of a step with more passes than can be told apart, as long a stretch of its beginning, and of the end of its passes, as holds
+    so many.
     """
     share = _MOST_PASSES / 2 * len(step.line.in_flight) / len(step.line.end)
     whole = share >= 0.5
     figure, drawn = canvas(1 if whole else 2)
     panels = [drawn] if whole else list(drawn)
-    windows = [(0.0, step.end)] if whole else [(0.0, share * step.end), ((1 - share) * step.end, step.end)]
+    letters = _LETTERS * figure.get_figwidth() / len(panels)
+    width = share * step.end
+    last = sum(seconds for _, seconds in step.before) + step.line.makespan + _AFTER * width
+    windows = [(0.0, step.end)] if whole else [(0.0, width), (min(last, step.end) - width, min(last, step.end))]
     for axes, window in zip(panels, windows, strict=True):
-        _draw(axes, step, window)
+        _draw(axes, step, window, letters)
     panels[0].set_ylabel("pipeline stage")
     figure.legend(handles=_legend(step), fontsize=7, loc="outside lower center", ncols=4, frameon=False)
     further = "" if step.waits else "; a stage begins the next one as it ends"
-    shown = "" if whole else f"; its first and last {share:.1%}"
+    shown = "" if whole else f"; its first {share:.1%}, and as much where its passes end"
     title = f"{step.title}\none step, {step.seconds:.3g} s{further}{shown}; black bars: the critical path"
     figure.suptitle(title, fontsize=9)
     return figure
 
 
-def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float]) -> None:
-    """Draw what of a step lies in a window (from, to) [s]."""
+def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float], letters: float) -> None:
+    """Draw what of a step lies in a window (from, to) [s], as wide as so many letters. A pass that is narrower than its number
+    has none."""
     line, begin = step.line, sum(seconds for _, seconds in step.before)
     start, length = begin + line.start, line.end - line.start
     visible = (start < window[1]) & (start + length > window[0])
@@ -53,14 +60,15 @@ def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float]) -> None:
             chosen = np.flatnonzero(drawn & visible & (line.stage == stage))
             spans = list(zip(start[chosen], length[chosen], strict=True))
             axes.broken_barh(spans, place, facecolor=colour, edgecolor="white", lw=edge)
-    for i in np.flatnonzero(visible):
+    room = letters / (window[1] - window[0])
+    for i in np.flatnonzero(visible & (length * room > np.char.str_len(line.micro_batch.astype(str)))):
         axes.text(
             start[i] + length[i] / 2, line.stage[i], str(line.micro_batch[i]), ha="center", va="center", fontsize=5,
             color="white", clip_on=True,
         )  # fmt: skip
     stages = len(line.in_flight)
     for name, seconds, at in _around(step, begin):
-        axes.broken_barh([(at, seconds)], (-0.4, stages - 0.2), facecolor=_GREYS[name], alpha=0.7)
+        axes.broken_barh([(at, seconds)], (-0.4, stages - 0.2), facecolor=_GREYS[name])
     axes.set_xlim(*window)
     axes.set_ylim(stages - 0.4, -0.6)
     axes.set_yticks(range(stages), [str(stage + 1) for stage in range(stages)])

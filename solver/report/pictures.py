@@ -42,7 +42,8 @@ def pareto_figure(result: SearchResult) -> Figure:
         )  # fmt: skip
     axes.set_xlabel("peak memory per GPU [GiB]")
     axes.set_ylabel("TGS [tokens per GPU per second]")
-    axes.set_ylim(0, tgs.max() * 1.08)
+    axes.set_ylim(min(0.0, tgs.min() - 0.22 * tgs.max()), tgs.max() * 1.25)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.25 * tgs.max()])
     axes.set_title(
         f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n"
         f"Pareto-optimal among {result.feasible:,} feasible layouts: none is both faster and smaller",
@@ -83,9 +84,12 @@ def stages_figure(solutions: Solutions) -> Figure:
 
 def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: float) -> Figure:
     """Draw the allocated memory of every stage through a step, each with its peak; ``limit``: bytes of a GPU."""
+    from matplotlib import colormaps
+
     figure, axes = canvas(1)
-    colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7"] * -(-len(stages) // 8))
-    for stage, colour in zip(stages, colours, strict=False):
+    few, most = len(stages) <= 8, max(len(stages) - 1, 1)
+    for number, stage in enumerate(stages):
+        colour = f"C{number}" if few else colormaps["turbo"](number / most)
         times, levels = stage.curve
         axes.step([*times, step.end], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
                   label=stage.name if len(stages) <= 16 else None)  # fmt: skip

@@ -60,7 +60,7 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
     perf.run_estimate()
     cost, memory = perf.analysis_cost(), perf.analysis_mem()
     for note in perf.notes:
-        console.print(printable(note, 300), markup=False)
+        console.print(printable(note, 1000), markup=False)
     for name in _SHOWN:
         console.print(f"{name}: {cost[name]:.6g}", markup=False)
     for name in ("peak_mem", "peak_mem_with_reserved"):
