@@ -20,8 +20,8 @@ from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
 from solver.formats.cases import Case, read_cases
 from solver.learning import learn, scaled
-from solver.report.explain import LAYOUT_STD
 from solver.report.scores import Score, time_scores
+from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import Prediction, predict_cases, timed
 from solver.terminal_run import progress_bar
 from solver.validating import CostModels

@@ -25,7 +25,7 @@ from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.errors import InputError
 from solver.formats.cases import Case
-from solver.report.explain import LAYOUT_STD
+from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import CostModels, Prediction, predict_cases, timed
 from solver.spec.frameworks import framework_of
 

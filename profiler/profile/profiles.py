@@ -157,7 +157,7 @@ def _said(profile: Profile) -> str:
         limited = "; its limit of power is not used: no other device of its architecture is known"
     elif slower != 1:
         ratios[f"{limit}, beside {made.power_beside}"] = slower
-    else:
+    elif made.power != DATASHEETS[made.power_beside].power:
         limited = f"; its limit of power counts as that of {made.power_beside}"
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
     if ratio := _sparse_peak(own, made.power_beside):

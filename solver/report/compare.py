@@ -13,9 +13,9 @@ from rich.table import Table
 
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
-from solver.report.explain import LAYOUT_STD, Explanation, explain
+from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
-from solver.report.uncertainty import normal_cdf
+from solver.report.uncertainty import LAYOUT_STD, normal_cdf, own_std
 from solver.report.words import PART_NAMES, seconds
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
@@ -59,15 +59,17 @@ def probability_faster(side: Side, other: Side) -> float:
     """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
 
     Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not is
-    ``LAYOUT_STD`` each. Of one run on two machines estimated from the same kernels, the smaller uncertainty of each kind
-    of op is common too, and what is of the system. Of two models, frameworks or sets of kernels nothing is taken to be common.
+    ``LAYOUT_STD`` each, and that of a tensor group that spans nodes where one of them has such. Of one run on two machines
+    estimated from the same kernels, the smaller uncertainty of each kind of op is common too, and what is of the system. Of two
+    models, frameworks or sets of kernels nothing is taken to be common.
     """
-    std = math.sqrt(2) * LAYOUT_STD
+    mine, others = own_std(side.solutions, 0), own_std(other.solutions, 0)
+    std = math.sqrt(2) * LAYOUT_STD if mine == others else math.hypot(mine, others)
     if _run_of(side) != _run_of(other):
         std = math.hypot(side.why.relative_std, other.why.relative_std)
     elif _machine_of(side) != _machine_of(other):
-        mine, others = side.why.kind_uncertainties(), other.why.kind_uncertainties()
-        std = math.hypot(std, *(math.sqrt(abs(mine.get(k, 0.0) ** 2 - others.get(k, 0.0) ** 2)) for k in {*mine, *others}))
+        kinds, theirs = side.why.kind_uncertainties(), other.why.kind_uncertainties()
+        std = math.hypot(std, *(math.sqrt(abs(kinds.get(k, 0.0) ** 2 - theirs.get(k, 0.0) ** 2)) for k in {*kinds, *theirs}))
     return float(normal_cdf(float(np.log(side.tgs / other.tgs)) / std))
 
 

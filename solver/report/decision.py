@@ -10,8 +10,8 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
-from solver.report.explain import LAYOUT_STD, TIE_THRESHOLD, Explanation, explain
-from solver.report.uncertainty import normal_cdf
+from solver.report.explain import TIE_THRESHOLD, Explanation, explain
+from solver.report.uncertainty import normal_cdf, own_stds
 from solver.report.words import seconds
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.search.search import SearchResult
@@ -69,7 +69,7 @@ class Decision:
     around: Neighbourhood
 
     def __repr__(self) -> str:
-        chance = chances(np.array([one.seconds for one in self.why]))
+        chance = chances(self.rivals.times.seconds, own_stds(self.rivals))
         lines = [
             f"{probability:.0%} the fastest, {seconds(one.seconds)} a step: {describe(self.rivals, i)}"
             for i, (one, probability) in enumerate(zip(self.why, chance, strict=True))
@@ -97,16 +97,16 @@ def decision_of_search(result: SearchResult) -> Decision:
     )
 
 
-def chances(seconds: np.ndarray) -> np.ndarray:
+def chances(seconds: np.ndarray, std: np.ndarray) -> np.ndarray:
     """Return with which probability each layout is the fastest of all: [layouts], which add up to 1.
 
-    The errors of log(time) of layouts of one model on one machine are independent normals of LAYOUT_STD:
-    P(i) = integral of phi(x) * product over j != i of Phi((log t_j - log t_i) / std + x), over x from -8 to 8.
+    The errors of log(time) of layouts of one model on one machine are independent normals of ``std`` (own_stds):
+    P(i) = integral of phi(x) * product over j != i of Phi((log t_j - log t_i + std_i x) / std_j), over x from -8 to 8.
     """
-    z = np.log(np.asarray(seconds, dtype=float)) / LAYOUT_STD
-    x = np.linspace(-8.0, 8.0, 801)
-    slower = normal_cdf(z[None, :, None] - z[:, None, None] + x)  # [i, j, x]: j is slower than i
-    slower[np.arange(len(z)), np.arange(len(z))] = 1.0
+    y, x = np.log(np.asarray(seconds, dtype=float)), np.linspace(-8.0, 8.0, 801)
+    apart = y[None, :, None] - y[:, None, None] + std[:, None, None] * x
+    slower = normal_cdf(apart / std[None, :, None])  # [i, j, x]: j is slower than i
+    slower[np.arange(len(y)), np.arange(len(y))] = 1.0
     values = np.exp(-(x**2) / 2) * slower.prod(axis=1)
     found: np.ndarray = ((values[:, 1:] + values[:, :-1]) * np.diff(x)).sum(axis=1)
     return found / found.sum()

@@ -23,7 +23,7 @@ from solver.layers.program import (
     STATE_SPACE,
     Op,
 )
-from solver.report.uncertainty import attention_std, network_std, system_std
+from solver.report.uncertainty import LAYOUT_STD, attention_std, network_std, own_std, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
@@ -33,10 +33,6 @@ from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
 from solver.step.time import PARTS, reduces_whole
-
-#: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
-#: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
-LAYOUT_STD = 0.028
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ TIE_THRESHOLD = math.expm1(math.sqrt(2) * LAYOUT_STD)
 def tied(solutions: Solutions, index: int) -> bool:
     """Whether layout ``index`` differs from the first by less than one standard deviation of such a difference."""
     seconds = solutions.times.seconds
-    return bool(abs(np.log(seconds[index] / seconds[0])) < math.log1p(TIE_THRESHOLD))
+    return bool(abs(np.log(seconds[index] / seconds[0])) < math.hypot(own_std(solutions, 0), own_std(solutions, index)))
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:

@@ -21,7 +21,7 @@ from solver.report.other_settings import other_settings
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import pareto_figure, stages_figure
 from solver.report.timeline import step_timeline
-from solver.report.uncertainty import uncertainties
+from solver.report.uncertainty import own_stds, uncertainties
 from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.spec.model_size import parameters
@@ -135,7 +135,7 @@ def _rivals(decision: Decision) -> str:
     rivals = decision.rivals
     if len(rivals) < 2:
         return ""
-    times, found = rivals.times.seconds, chances(rivals.times.seconds)
+    times, found = rivals.times.seconds, chances(rivals.times.seconds, own_stds(rivals))
     rows = [
         [seconds(float(times[i])), f"{times[i] / times[0] - 1:+.1%}", f"{rivals.memory.device[i] / GIB:.1f}", f"{found[i]:.0%}",
          describe(rivals, i)]

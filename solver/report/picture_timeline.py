@@ -26,8 +26,8 @@ _MOST_PASSES = 80  #: of a stage, that a picture shows and labels with their mic
 def timeline_figure(step: StepTimeline) -> Figure:
     """Draw one step pass by pass; a black bar under the passes on the critical path.
 
-    Of a step with more passes than can be told apart, as long a stretch of its beginning, and of the end of its passes, as holds
-    so many.
+    Of a step with more passes than can be told apart, as long a stretch of its beginning, and of the end of its passes, as
+    holds so many.
     """
     share = _MOST_PASSES / 2 * len(step.line.in_flight) / len(step.line.end)
     whole = share >= 0.5

@@ -15,6 +15,9 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
+#: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
+#: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
+LAYOUT_STD = 0.028
 #: How much slower than the best a run is set up: log(slowdown) by which a setting is e times less likely.
 SLOWER = 0.1
 # Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
@@ -29,15 +32,31 @@ BLOCKING = 0.10  #: launches that wait for each other
 DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 
-def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
-    """Return the standard deviations by what they are of; independent of each other."""
+def spread_std(problem: Problem, layout: Strategy) -> float:
+    """Return the standard deviation of log(step time) of a tensor group that spans nodes; 0 where it does not."""
     spread = layout.tp_mode != "isp" and layout.tp > problem.cluster.gpus_per_domain
     shown = problem.framework.tensor_parallel.ring_step_delay > 0
+    return (SPREAD_AS_SHOWN if shown else SPREAD_TENSOR_GROUP) * spread
+
+
+def own_std(solutions: Solutions, index: int) -> float:
+    """Return the standard deviation of log(step time) of what one layout of a problem may err by and others do not: beside
+    LAYOUT_STD that of a tensor group that spans nodes."""
+    return math.hypot(LAYOUT_STD, spread_std(solutions.problem, solutions.layouts.strategy(index, solutions.problem.run)))
+
+
+def own_stds(solutions: Solutions) -> np.ndarray:
+    """Return own_std of every layout."""
+    return np.array([own_std(solutions, index) for index in range(len(solutions))])
+
+
+def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
+    """Return the standard deviations by what they are of; independent of each other."""
     found = {
         f"what {problem.framework.name} does": problem.framework.uncertainty,
         "experts": EXPERTS * problem.model.is_mixture_of_experts,
         f"sequences above {LONG_FROM:,} tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
-        "a tensor group that spans nodes": (SPREAD_AS_SHOWN if shown else SPREAD_TENSOR_GROUP) * spread,
+        "a tensor group that spans nodes": spread_std(problem, layout),
         "blocking launches": BLOCKING * layout.launch_blocking,
         "deterministic kernels": DETERMINISTIC * layout.deterministic,
     }

@@ -12,8 +12,8 @@ from weak_scaling import LEAST_SIZES, find_series, left_out
 
 from predictor.cost_model import CostModel
 from solver.formats.cases import read_cases
-from solver.report.explain import LAYOUT_STD
 from solver.report.scores import confusion, memory_scores, regret, time_scores
+from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import Prediction, predict_cases
 from solver.step.stragglers import SPEED_STD
 

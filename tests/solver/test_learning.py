@@ -19,7 +19,8 @@ from solver.console import main
 from solver.formats.cases import Case, case_of, read_cases
 from solver.importing import case_line
 from solver.learning import Lesson, learn, scaled
-from solver.report.explain import LAYOUT_STD, explain
+from solver.report.explain import explain
+from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
 from solver.spec.strategy import Strategy
 from solver.validating import CostModels

@@ -16,7 +16,7 @@ from solver.api import estimate
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.compare import Side, probability_faster, verdicts
-from solver.report.explain import LAYOUT_STD
+from solver.report.uncertainty import LAYOUT_STD
 from solver.spec.cluster import cluster_of
 
 CONFIG = "configs/7B_internlm2.py"  #: tp 2, 4 micro batches of 2

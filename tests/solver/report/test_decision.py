@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import erf, log, sqrt
+from math import erf, hypot, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,8 @@ from solver.api import estimate, load_problem
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
-from solver.report.explain import LAYOUT_STD, Explanation, Line, explain
+from solver.report.explain import Explanation, Line, explain
+from solver.report.uncertainty import LAYOUT_STD
 from solver.search.neighbours import neighbours
 from solver.search.search import search
 
@@ -27,10 +28,18 @@ LLAMA = load_run_config("configs/models/llama3_8b.json").model
 
 def test_chances_of_two_layouts_by_hand() -> None:
     z = log(1.05) / (sqrt(2) * LAYOUT_STD)
-    assert chances(np.array([1.0, 1.05])) == pytest.approx(
+    assert chances(np.array([1.0, 1.05]), np.full(2, LAYOUT_STD)) == pytest.approx(
         [0.5 * (1 + erf(z / sqrt(2))), 0.5 * (1 - erf(z / sqrt(2)))], abs=1e-4
     )
-    assert chances(np.array([2.0])) == pytest.approx([1.0])
+    assert chances(np.array([2.0]), np.array([LAYOUT_STD])) == pytest.approx([1.0])
+
+
+def test_a_layout_that_is_less_certain_is_less_surely_the_fastest() -> None:
+    # 39.1 s that may be off by 35% beside 41.1 s: by hand Phi(log(41.1 / 39.1) / hypot(0.35, LAYOUT_STD))
+    z = log(41.1 / 39.1) / hypot(0.35, LAYOUT_STD)
+    found = chances(np.array([39.1, 41.1]), np.array([0.35, LAYOUT_STD]))
+    assert found == pytest.approx([0.5 * (1 + erf(z / sqrt(2))), 0.5 * (1 - erf(z / sqrt(2)))], abs=1e-3)
+    assert 0.5 < found[0] < 0.57
 
 
 def test_a_decision_prints_its_rivals_and_no_arrays() -> None:
@@ -43,14 +52,14 @@ def test_a_decision_prints_its_rivals_and_no_arrays() -> None:
 
 @given(st.lists(st.floats(1.0, 1.5), min_size=2, max_size=8))
 def test_chances_add_up_and_fall_with_the_time(seconds: list[float]) -> None:
-    found = chances(np.array(seconds))
+    found = chances(np.array(seconds), np.full(len(seconds), LAYOUT_STD))
     assert found.sum() == pytest.approx(1)
     order = np.argsort(seconds)
     assert (np.diff(found[order]) <= 1e-9).all()
 
 
 def test_equal_layouts_have_equal_chances() -> None:
-    assert chances(np.ones(4)) == pytest.approx([0.25] * 4)
+    assert chances(np.ones(4), np.full(4, LAYOUT_STD)) == pytest.approx([0.25] * 4)
 
 
 def explained(**seconds: float) -> Explanation:
