@@ -15,7 +15,18 @@ from profiler.errors import InputError
 from profiler.text_file import json_object
 from solver.formats.argument_rules.deepspeed import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
-from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
+from solver.formats.deepspeed_names import (
+    AUTO,
+    DESCRIBED,
+    FRAMEWORK,
+    GRADIENTS,
+    KNOWN,
+    NORMS,
+    OWN,
+    PRECISIONS,
+    SWITCHES,
+    TRAINERS,
+)
 from solver.formats.file_run import FileRun, Source, model_beside, script_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.launch import ranks_of_launch
@@ -39,8 +50,8 @@ from solver.spec.frameworks import framework_of
 _MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
 _BATCH = {"micro_batch_size": "train_micro_batch_size_per_gpu", "num_micro_batches": "gradient_accumulation_steps"}
 _NO_MODEL = "DeepSpeed's settings hold no model"
-#: Models of transformers are not divided, and attend by torch's scaled_dot_product_attention, a flash kernel.
-_TRANSFORMERS = {"tp": 1, "pp": 1, "attention": "flash"}
+#: Models of transformers are not divided.
+_TRANSFORMERS = {"tp": 1, "pp": 1}
 _SETTINGS = ("--deepspeed_config", "--deepspeed")
 #: Of ZeRO-3: key, least and most value with which whole layers are gathered ahead, and what other values mean.
 _THRESHOLDS = (
@@ -71,7 +82,8 @@ def read_deepspeed(source: Source) -> FileRun:
     if settings["zero"]:
         settings["zero_shard_size"] = stated.get("dp", -1)
     model = launched.model if launched else model_beside(source, _NO_MODEL)
-    layout = {**framework_of(FRAMEWORK).flags, **stated, **settings, **_batch(file, stated)}
+    framework = FRAMEWORK if program_at(words, PROGRAM) is not None else TRAINERS
+    layout = {**framework_of(framework).flags, **stated, **settings, **_batch(file, stated)}
     assumed = tuple(key for key in ("micro_batch_size", "num_micro_batches", "seq_len", "world_size") if key not in layout)
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
     world = int(stated.get("world_size", 0))
@@ -83,7 +95,7 @@ def read_deepspeed(source: Source) -> FileRun:
             environment(script, _program(words, script)) if script else {},
         ),
     )
-    layout |= {"framework": FRAMEWORK}
+    layout |= {"framework": framework}
     notes, per_node = (launched.notes, launched.gpus_per_node) if launched else ((), 0)
     return FileRun(model, layout, assumed, ignored, notes, refusals, per_node)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from solver.formats.known_keys import Described, Known, keys
 
 FRAMEWORK = "megatron-deepspeed"
+TRAINERS = "transformers-deepspeed"  #: framework of settings whose script is transformers' trainer, or that have no script
 AUTO = "auto"  #: a value that transformers' Trainer fills in from its own arguments
 PRECISIONS = ("bf16", "fp16")
 #: Values of normalization and of data_types.grad_accum_dtype.

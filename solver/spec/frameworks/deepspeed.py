@@ -7,9 +7,10 @@ eth-easl/sailor at 494eaa5 (the training framework of SOSP 2025's Sailor: its de
 from __future__ import annotations
 
 from profiler.profile.profile import GIB
-from solver.spec.can_run import CanRun
+from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 from solver.spec.frameworks.megatron import OWN_LAYERS_LAUNCH
+from solver.spec.frameworks.pytorch import FSDP
 
 MEGATRON_DEEPSPEED = Framework(
     name="megatron-deepspeed",
@@ -76,6 +77,23 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
     uncertainty=0.15,
 )
 
+#: DeepSpeed's ZeRO around the modules of transformers, as its trainer starts it: kernels are those under FSDP, attention is
+#: torch's scaled_dot_product_attention; models are not divided. The trainer's checkpoints are reentrant, so that they run to
+#: their end.
+TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
+    "transformers-deepspeed",
+    "2023-10",
+    family="transformers-deepspeed",
+    aliases=("transformers deepspeed", "hugging face deepspeed"),
+    flags={"grad_dtype": "bf16", "attention": "flash", "fused_norm": False},
+    can_run={"tp_modes": (), "pipeline": False, "schedules": (), "soft_caps": FUSED_CAPS, "linear_attention": True},
+    linear_bias=False,
+    kernels={name: getattr(FSDP.kernels, name) for name in Kernels.__dataclass_fields__},
+    tensor_parallel={"vocab_parallel_loss": False},
+    data_parallel={"accumulating_gemms": False},
+    memory={"runtime_bytes": MemoryUse.runtime_bytes},
+)
+
 # Its launcher for OPT sets neither fp16 nor bf16, and DeepSpeed's configuration names no ZeRO stage; attention is GPT-2's,
 # without dropout. It runs in NVIDIA's container 24.10, with DeepSpeed 0.16.5. In its profile of GPT-Neo 2.7B
 # on GH200 Adam takes 2.86 ms for 78.7M parameters, at the 3.6 TB/s that plain kernels reach.
@@ -133,4 +151,4 @@ ALEPH_ALPHA = Framework(
     recomputation=Recomputation(includes_head=True),
 )
 
-FAMILY = (MEGATRON_DEEPSPEED, MEGATRON_DEEPSPEED_2021, SAILOR, ALEPH_ALPHA)
+FAMILY = (MEGATRON_DEEPSPEED, TRANSFORMERS_DEEPSPEED, MEGATRON_DEEPSPEED_2021, SAILOR, ALEPH_ALPHA)

@@ -11,10 +11,13 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, same_model
 
 from profiler.errors import InputError
+from solver import estimate, load_problem
 from solver.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
+from solver.spec.frameworks import known_framework
 from solver.spec.strategy import Strategy
+from solver.step.memory import PARTS as MEMORY_PARTS
 
 #: As Megatron-DeepSpeed's example of a Llama 2 writes it, with the numbers in their places.
 EXAMPLE: dict[str, Any] = {
@@ -118,6 +121,21 @@ def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
                 "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": True}  # fmt: skip
     assert expected.items() <= config.layout.items() and config.assumed == ()
     assert same_model(config.model, model_of("llama3_8b"))
+
+
+def test_a_trainer_runs_the_modules_of_transformers(tmp_path: Path) -> None:
+    """The same layers as under FSDP: equal kernels and equal activations, and DeepSpeed's own states."""
+    beside(tmp_path)
+    config = load(tmp_path, {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}, f"{TRAINER} --bf16")
+    assert config.layout["framework"] == "transformers-deepspeed"
+    deepspeed, fsdp = (known_framework(name) for name in ("transformers-deepspeed", "fsdp"))
+    assert deepspeed.kernels == fsdp.kernels and deepspeed.can_run.tp_modes == ()
+    found = []
+    for name in (deepspeed.name, fsdp.name):
+        problem = load_problem(config, 16, framework=name, precision="bf16", seq_len=1024)
+        found.append(estimate(problem, [problem.run.replace(zero=3, zero_shard_size=16, micro_batch_size=3)]))
+    activations = [float(one.memory.parts[MEMORY_PARTS.index("activations"), 0]) for one in found]
+    assert activations[0] == activations[1] > 0
 
 
 def test_what_a_trainer_s_script_leaves_out_has_transformers_defaults(tmp_path: Path) -> None:
