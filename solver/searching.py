@@ -33,6 +33,7 @@ from solver.report.terminal import balance_text, show_search
 from solver.search.balance import balanced
 from solver.search.divisions import Division
 from solver.search.fixed import LIMITED, fixed_but, parse_fixed, parse_varied
+from solver.search.hints import faster_settings
 from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants, surest
@@ -79,7 +80,7 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     answer = chosen.solutions if chosen else _recommended(result)
     remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
     hints = (_own_layout(whole, result, sequences), _with_overlap(result, sequences), "" if chosen else _with_balance(result))
-    remarks += [line for line in hints if line]
+    remarks += [line for line in hints if line] + ([] if args.also else _with_settings(result))
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:
         console.print(balance_text(chosen))
@@ -141,6 +142,15 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
         return ""
     memory = f"{best.memory.device[0] / GIB:.1f} GiB, {best.verdict(0)}"
     return f"With --set tp_comm_overlap=true {change:+.1%} time: {describe(best, 0)}; {memory}"
+
+
+def _with_settings(result: SearchResult) -> list[str]:
+    """Say what other settings would bring to the layouts that the search kept, where it is much."""
+    return [
+        f"With --set {hint.setting} {hint.change:+.1%} time or better: {describe(hint.solutions, hint.index)}; "
+        f"{hint.solutions.memory.device[hint.index] / GIB:.1f} GiB, {hint.solutions.verdict(hint.index)}"
+        for hint in faster_settings(result, _WORTH)
+    ]
 
 
 def _with_balance(result: SearchResult) -> str:

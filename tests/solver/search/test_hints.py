@@ -1,0 +1,44 @@
+"""Settings that would shorten a step much: what is said of them is what a search with them finds, or less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy import make_problem
+
+from predictor.cost_model import CostModel
+from solver import estimate
+from solver.formats.config_file import load_run_config
+from solver.search.hints import faster_settings
+from solver.search.search import search
+from solver.spec.feasibility import check_layout
+
+DENSE, EXPERTS = (load_run_config(f"configs/models/{name}.json").model for name in ("llama3_8b", "qwen3_30b_a3b"))
+
+
+@pytest.mark.parametrize(
+    ("model", "world", "constants", "setting"),
+    [
+        (DENSE, 8, {"framework": "deepspeed", "attention": "unfused"}, "attention=flash"),
+        (EXPERTS, 64, {"framework": "megatron-core", "moe_dispatcher": "alltoall"}, "moe_dispatcher=deepep"),
+    ],
+)
+def test_a_search_with_the_setting_finds_as_much(
+    h100_model: CostModel, model: Any, world: int, constants: dict[str, Any], setting: str
+) -> None:
+    problem = make_problem(model, world, h100_model, 4096, precision="bf16", **constants)
+    result = search(problem, 2 * world)
+    (hint,) = (one for one in faster_settings(result, 0.005) if one.setting == setting)
+    key, value = setting.split("=")
+    other = make_problem(model, world, h100_model, 4096, precision="bf16", **{**constants, key: value})
+    layout = hint.solutions.layouts.strategy(hint.index, hint.solutions.problem.run)
+    check_layout(model, other.cluster, layout)
+    seconds = float(estimate(other, [layout]).times.seconds[0])
+    assert seconds / float(result.best.times.seconds[0]) - 1 == pytest.approx(hint.change) and hint.change < 0
+    assert float(search(other, 2 * world).best.times.seconds[0]) <= seconds * (1 + 1e-12)
+
+
+def test_nothing_is_said_of_what_a_model_has_not(h100_model: CostModel) -> None:
+    problem = make_problem(DENSE, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
+    assert faster_settings(search(problem, 16), 0.0) == []
