@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from profiler.errors import closest
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -11,3 +14,20 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse's, but an option that is not known is an error of the command that it was given to."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = self._commands().get(str(getattr(found, "command", "")), self)
+            option = unknown[0].split("=")[0]
+            meant = closest(option, [*command._option_string_actions]) if option.startswith("--") else ""
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return found
+
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        return {
+            name: parser
+            for action in self._actions if isinstance(action, argparse._SubParsersAction)
+            for name, parser in action.choices.items()
+        }  # fmt: skip

@@ -124,7 +124,8 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--search",
         metavar="AXIS,...",
-        help="vary only these axes; every other one is as the config states it, and sizes that it does not state are 1",
+        help="vary these axes; sizes (tp, cp, pp and the like) that are left out are as the config states them, or 1, and "
+        "recomputation, ZeRO, tp_mode and micro batch as it states them, or free",
     )
     p.add_argument("--also", metavar="AXIS,...", help="vary these constants of the run too, each combination in a search of "
                    f"its own: {', '.join(DEMANDED)}")  # fmt: skip

@@ -68,6 +68,11 @@ class Inputs:
                 f"not taken over from the config of {self.config.layout.get('framework', DEFAULT_FRAMEWORK)}, as "
                 f"{of.run.framework} is asked for: {', '.join(lost)}; that framework's own settings are taken"
             )
+        if of.framework.reduces_narrow and of.run.grad_dtype != "fp32" and "grad_dtype" not in self.config.layout:
+            found.append(
+                f"gradients are accumulated and reduced in {of.run.grad_dtype}, as {of.framework.name}'s performance recipes "
+                "do; --set grad_dtype=fp32 as its other recipes do"
+            )
         if 0 < self.config.model.max_position_embeddings < of.run.seq_len:
             positions = self.config.model.max_position_embeddings
             found.append(f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}")

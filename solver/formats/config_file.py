@@ -78,8 +78,7 @@ def _read(path: Path, world: int, vocab_size: int, variables: Mapping[str, str])
         raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path), world, vocab_size, variables)
-    if name := source.unread_variable():
-        raise InputError(f"--env {name}: {path} reads no variable of that name")
+    source.check_variables()
     if path.suffix != ".json":
         if not text.strip():
             raise InputError(f"{path} is empty")

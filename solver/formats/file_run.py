@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, printable
 from profiler.text_file import json_object
 from solver.formats.model_file import json_model
 from solver.spec.model import ModelSpec
@@ -30,12 +30,22 @@ class Source:
     vocab_size: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def unread_variable(self) -> str:
-        """Return a variable that neither the file nor the script beside it reads, or ""."""
+    def check_variables(self) -> None:
+        """Raise InputError for a variable that changes nothing: neither the file nor the script beside it reads it, or each
+        sets it before it does (in a line that begins with that, so that no condition is around it)."""
         script = script_beside(self)
         texts = [self.text, script.text if script else ""]
-        there = (name for name in self.variables if not any(re.search(rf"\$\{{?{name}\b", text) for text in texts))
-        return next(there, "")
+        for name in self.variables:
+            reads = [found.start() if (found := re.search(rf"\$\{{?{name}\b", text)) else None for text in texts]
+            if reads == [None, None]:
+                raise InputError(f"--env {name}: {self.path} reads no variable of that name")
+            own = re.compile(rf"^(?:export )?{name}=(?!.*\$\{{?{name}\b).*$", re.M)
+            sets = [own.search(text) for text in texts]
+            if all(read is None or (found and found.start() < read) for read, found in zip(reads, sets, strict=True)):
+                line = next(found.group() for found in sets if found)
+                raise InputError(
+                    f"--env {name} changes nothing: {self.path} itself sets it, in {printable(line)}; change it there"
+                )
 
 
 def script_beside(source: Source) -> Source | None:

@@ -150,7 +150,7 @@ def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
         lines.append(f"  {seconds(switch.seconds)} a step{part}: {switch.text}{room}")
     rest = found.measured - found.predicted
     if rest > 0:
-        lines.append(f"  {seconds(rest)} a step, {found.share(rest):.0%} of the gap: no setting explains it")
+        lines.append(f"  {seconds(rest)} a step, {found.share(rest):.0%} of the gap: no setting as it is stated explains it")
     return lines
 
 

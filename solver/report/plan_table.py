@@ -14,7 +14,7 @@ from solver.report.goodput import Goodput
 from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
-from solver.report.words import gibibytes, seconds
+from solver.report.words import gibibytes, rounded, seconds
 from solver.step.memory import VERDICTS
 
 
@@ -41,7 +41,8 @@ def _in_words(one: Training) -> str:
     low, middle, high = one.days
     on = f" x {one.machine.name}" if one.machine.name else " GPUs"
     paid = f"{one.gpu_hours:,.0f} GPU-hours" if one.money is None else f"a price of {one.money:,.0f}"
-    return f"{one.world_size}{on}, {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability), {paid}{_at_risk(one)}"
+    spread = f"{rounded(middle)} days ({rounded(low)} to {rounded(high)} with 90% probability)"
+    return f"{one.world_size}{on}, {spread}, {paid}{_at_risk(one)}"
 
 
 def _at_risk(one: Training) -> str:
@@ -58,7 +59,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
     enough = fewest(found, days)
     if enough is None:
         best = min(found, key=lambda one: one.days[1])
-        return f"{days:g} days are not met by any of these: {best.world_size} GPUs take {best.days[1]:.3g} days."
+        return f"{days:g} days are not met by any of these: {best.world_size} GPUs take {rounded(best.days[1])} days."
     sure = next((one for one in found if one.days[2] <= days), None)
     more = (
         f"; {sure.world_size} to be 95% sure"
@@ -68,7 +69,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
         else ""
     )
     low, middle, high = enough.days
-    spread = f"{middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability)"
+    spread = f"{rounded(middle)} days ({rounded(low)} to {rounded(high)} with 90% probability)"
     return f"{enough.world_size} GPUs, the fewest of those tried, meet {days:g} days: {spread}{more}{_at_risk(enough)}."
 
 
@@ -100,7 +101,8 @@ def plan_table(found: Sequence[Training]) -> Table:
         low, middle, high = one.days
         table.add_row(
             *(["*" if one in front else "", one.machine.name] if named else []),
-            f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
+            f"{one.world_size:,}", rounded(middle), f"{rounded(low)} - {rounded(high)}",
+            *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
             *([_number(one.energy_mwh)] if powered else []), *([f"{sequences:,}"] if several_batches else []),
             f"{one.result.best.tgs[0]:,.0f}",

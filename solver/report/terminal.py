@@ -19,7 +19,7 @@ from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.scores import Regret, Score
 from solver.report.validate import Prediction
-from solver.report.words import PART_NAMES, parameter_count, seconds
+from solver.report.words import PART_NAMES, parameter_count, rounded, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import OUT_OF_MEMORY, SearchResult
@@ -161,7 +161,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p)}"
-        f"{_rounded(p.cluster.network_bandwidth * 8 / 1e9)} Gbit/s per GPU between nodes, "
+        f"{rounded(p.cluster.network_bandwidth * 8 / 1e9)} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; {_derated(p.cost)}",
         *([notes] if notes else []),
@@ -186,18 +186,14 @@ def _domain(problem: Problem) -> str:
     return f"fast links over {here}{some}, " if here > problem.cluster.gpus_per_node else ""
 
 
-def _rounded(value: float) -> str:
-    """Return a figure with three digits, or all whole ones."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
 def verdict_text(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
     low, high = why.interval
     verdict = solutions.verdict(0)
+    interval = f"{seconds(low, why.seconds)} to {seconds(high, why.seconds)}"
     text = (
-        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
-        f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {_rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
+        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {interval})\n"
+        f"MFU {solutions.mfu[0]:.1%}, {rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
         f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
         f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
     )

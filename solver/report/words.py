@@ -32,10 +32,18 @@ def parameter_count(count: float) -> str:
     return f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,.0f} parameters"
 
 
-def seconds(value: float) -> str:
-    """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
+def seconds(value: float, like: float | None = None) -> str:
+    """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do.
+
+    like: a time whose unit is taken.
+    """
     units = (("days", 2 * DAY, DAY), ("h", 2 * HOUR, HOUR), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
     for unit, least, scale in units:
-        if abs(value) >= least:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
+        if abs(value if like is None else like) >= least:
+            return f"{rounded(value / scale)} {unit}"
+    return f"{rounded(value / 1e-6)} us"
+
+
+def rounded(value: float) -> str:
+    """Return a figure with three digits, or all whole ones."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -31,8 +31,11 @@ def exchange_broken(model: ModelSpec, run: Strategy) -> str:
     Keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses p2p with a window; torch's is a ring by
     any method), and a release exchanges packed documents in some ways only. Transformer Engine asserts a ring, or one across
     all-to-alls, for latent attention, and all-to-alls for attention sinks (context_parallel.py, attn_forward_func_with_cp).
+    Attention of plain kernels is not divided: get_attention_backend there turns it off, and Megatron's own asserts cp 1.
     """
     framework = framework_of(run.framework)
+    if run.attention == "unfused":
+        return "with attention unfused; use attention flash, or cp 1"
     packed = framework.can_run.packed_exchanges
     if run.document_tokens and run.cp_comm not in packed:
         instead = f"cp_comm {' or '.join(packed)}" if packed else "cp 1"

@@ -301,6 +301,8 @@ class Framework:
     tensor_parallel: TensorParallel = TensorParallel()
     data_parallel: DataParallel = DataParallel()
     pipeline: Pipeline = Pipeline()
+    #: Its flags reduce gradients in 16 bits, as its performance recipes do and its other recipes do not.
+    reduces_narrow: bool = False
     scripts_check_collectives: bool = False  #: some versions of its own launch scripts set TORCH_DISTRIBUTED_DEBUG=DETAIL
     recomputation: Recomputation = Recomputation()
     memory: MemoryUse = MemoryUse()

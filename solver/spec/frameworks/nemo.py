@@ -82,6 +82,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     kernels={"fused_latent_rope": True},
     # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
+    reduces_narrow=True,
     # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The
     # shares are not measured: the most that runs of its recipes, which fitted, leave room for
     memory={

@@ -322,8 +322,10 @@ def test_a_script_may_have_another_name(tmp_path: Path) -> None:
 
 
 def test_a_script_names_its_settings(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="it must name DeepSpeed's settings, --deepspeed_config NAME.json, beside the script"):
+    with pytest.raises(InputError, match="run.sh: other.json, which it names, is not there: put it beside the script"):
         load(tmp_path, EXAMPLE, SCRIPT.replace("run.json", "other.json"), "run.sh")
+    with pytest.raises(InputError, match="it must name DeepSpeed's settings, --deepspeed_config NAME.json, beside the script"):
+        load(tmp_path, EXAMPLE, SCRIPT.replace("--deepspeed_config=run.json", ""), "run.sh")
 
 
 @pytest.mark.parametrize(

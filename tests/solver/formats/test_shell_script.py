@@ -253,6 +253,11 @@ def test_variables_of_the_environment_in_which_a_script_runs(tmp_path: Path) -> 
     assert not [note for note in config.notes if "unless the environment" in note]
     with pytest.raises(InputError, match="--env NUM_NODE: .*train.sh reads no variable of that name"):
         load_run_config(path, variables={"NUM_NODE": "4"})
+    path.write_text("NUM_NODES=2\n" + path.read_text())
+    with pytest.raises(InputError, match="--env NUM_NODES changes nothing: .*train.sh itself sets it, in NUM_NODES=2; change"):
+        load_run_config(path, variables={"NUM_NODES": "4"})
+    path.write_text("NUM_NODES=${NUM_NODES:-2}\n" + path.read_text().removeprefix("NUM_NODES=2\n"))
+    assert load_run_config(path, variables={"NUM_NODES": "4"}).layout["world_size"] == 32
 
 
 def test_the_vocabulary_of_a_tokenizer_that_a_script_only_names(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from solver.formats.config_file import find_model, load_run_config
 from solver.search.variants import DEMANDED
 from solver.spec.cluster import cluster_of
 from solver.spec.expert_rules import exchange_broken
+from solver.spec.feasibility import check_layout
 from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
@@ -67,3 +68,12 @@ def test_searches_offer_it_only_where_it_runs(h100_model: CostModel) -> None:
         problem("tensorwise", fp8_attention=True)
     gathers = problem("delayed").run.replace(fp8_attention=True, cp_comm="allgather")
     assert exchange_broken(MODELS["llama3_8b"], gathers) == "with fp8_attention; use cp_comm ring or a2a"
+
+
+def test_plain_attention_is_not_divided_by_context_parallelism() -> None:
+    model, problem = MODELS["llama3_8b"], {"framework": "megatron-core", "attention": "unfused", "world_size": 8, "seq_len": 8192}
+    why = "with attention unfused; use attention flash, or cp 1"
+    assert exchange_broken(model, Strategy(**problem)) == why
+    assert exchange_broken(model, Strategy(**{**problem, "attention": "flash"})) == ""
+    with pytest.raises(InputError, match=why):
+        check_layout(model, cluster_of(DEVICES["h100_sxm"]), Strategy(**problem, cp=2, dp=4))
