@@ -3,7 +3,7 @@
     time = kernels * launch + FLOPs / (MATRIX_SHARE * peak) + bytes / (MEMORY_SHARE * bandwidth)
 
 FLOPs and bytes are counted for the Triton kernels of mamba_ssm 2.2 that mamba_split_conv1d_scan_combined calls
-(ops/triton/ssd_combined.py, as remembered; arXiv 2405.21060, section 6), which Megatron-Core and transformers train with.
+(ops/triton/ssd_combined.py, as read; arXiv 2405.21060, section 6), which Megatron-Core and transformers train with.
 MATRIX_SHARE is what one of them reaches as another compiler writes it: 126 to 136 TFLOP/s on H800 at six lengths
 (tile-ai/tilelang, MIT licence, benchmark/mamba2/README.md). MEMORY_SHARE is assumed. No time of these
 kernels on a known GPU was found in public; hence the wide uncertainty.

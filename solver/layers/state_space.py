@@ -1,7 +1,7 @@
 """Mamba-2: one projection, a short convolution, the state-space kernels with a gate, a norm of each group, one projection.
 
 Sources: Dao and Gu 2024 (arXiv 2405.21060); Megatron-Core 0.16's ssm/mamba_mixer.py, as read, and mamba_ssm 2.2's
-ops/triton/ssd_combined.py, as remembered: mamba_split_conv1d_scan_combined keeps the projection and runs the convolution again.
+ops/triton/ssd_combined.py, as read: mamba_split_conv1d_scan_combined keeps the projection and runs the convolution again.
 """
 
 from __future__ import annotations
