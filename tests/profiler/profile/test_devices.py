@@ -225,7 +225,7 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
         "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at its limit of power "
-        "over that of its peak x 1.04); "
+        "over that of its peak x 1.02); "
         "long kernels run at its limit of power, where a higher peak makes none faster"
     )
     assert "limit of power, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
