@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,8 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"wrote {args.output / OWN_PROFILE}; use it with {how_to_use(args.output)}", flush=True)
         return status
     except InputError as error:
-        if leads:
-            print(f"gen_profiler_data.py: {printable(str(error), 1200)}", file=sys.stderr)
+        if not leads:
+            time.sleep(5)  # torchrun ends all ranks when the first one fails: rank 0 says it once, unless it saw no error
+        print(f"gen_profiler_data.py: {printable(str(error), 1200)}", file=sys.stderr)
         return 2
 
 

@@ -63,7 +63,7 @@ def memory_prediction(name: str, device: float, limit: float = 10.0, **measured:
     bytes_ = np.array([device])
     memory = SimpleNamespace(device=bytes_, allocated=bytes_, reserved=bytes_)
     problem = SimpleNamespace(cluster=SimpleNamespace(memory_bytes=limit))
-    solutions = cast(Solutions, SimpleNamespace(memory=memory, problem=problem))
+    solutions = cast(Solutions, SimpleNamespace(memory=memory, problem=problem, fits=bytes_ <= limit))
     return Prediction(Case(name, "a", {}, SMALL, RUN, measured, ()), None, solutions)
 
 

@@ -36,4 +36,4 @@ def test_a_page_has_every_part() -> None:
 def test_figures_that_no_datasheet_states() -> None:
     rows = {(row[0], figure): row[2] for row in devices.origins() for figure in row[1].split(", ")}
     assert rows["gh200_96gb", "power_watts"] == "assumed: the GPU's share of the module's power"
-    assert ("h100_sxm", "memory_bandwidth_gb_s") not in rows and rows["b300", "num_sms"].endswith("assumed")
+    assert ("h100_sxm", "memory_bandwidth_gb_s") not in rows and rows["b300", "num_sms"].endswith("multi_processor_count")
