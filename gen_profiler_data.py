@@ -10,13 +10,12 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from profiler.argument_parser import ArgumentParser
-from profiler.errors import InputError, printable, require_torch
+from profiler.errors import InputError, require_torch, say_once
 from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
@@ -176,9 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"wrote {args.output / OWN_PROFILE}; use it with {how_to_use(args.output)}", flush=True)
         return status
     except InputError as error:
-        if not leads:
-            time.sleep(5)  # torchrun ends all ranks when the first one fails: rank 0 says it once, unless it saw no error
-        print(f"gen_profiler_data.py: {printable(str(error), 1200)}", file=sys.stderr)
+        say_once(f"gen_profiler_data.py: {error}")
         return 2
 
 

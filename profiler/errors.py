@@ -1,9 +1,12 @@
-"""The only error that users are meant to see, the one about a missing torch, and how messages show values."""
+"""The only error that users are meant to see, how it is said, the one about a missing torch, and how messages show values."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
+import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +34,16 @@ def require_torch(purpose: str) -> None:
     """Raise InputError if torch is not installed; reading profiles and predicting do not need it."""
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"{purpose} needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0")
+
+
+def say_once(sentence: str) -> None:
+    """Print why a command ends on stderr, once for all ranks of a job.
+
+    torchrun ends all ranks when the first one fails. So the others wait until rank 0 has said it, and say it if it saw no error.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(5)
+    print(printable(sentence, 1200), file=sys.stderr, flush=True)
 
 
 def printable(text: str, most: int = 80) -> str:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.argument_parser import ArgumentParser
-from profiler.errors import InputError
+from profiler.errors import InputError, say_once
 from profiler.files import append_line
 from profiler.train.allocator import keep_freed_memory
 from profiler.train.case import Measured, case_of
@@ -246,7 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _write(case_of(layout, measured, args.hardware, per_node, device), args.output)
             leave()
     except InputError as error:
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(f"error: {error}", file=sys.stderr)
+        say_once(f"error: {error}")
         return 2
     return 0
