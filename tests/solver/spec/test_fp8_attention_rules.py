@@ -71,7 +71,10 @@ def test_searches_offer_it_only_where_it_runs(h100_model: CostModel) -> None:
 
 
 def test_plain_attention_is_not_divided_by_context_parallelism() -> None:
-    model, problem = MODELS["llama3_8b"], {"framework": "megatron-core", "attention": "unfused", "world_size": 8, "dp": 8, "seq_len": 8192}
+    model, problem = (
+        MODELS["llama3_8b"],
+        {"framework": "megatron-core", "attention": "unfused", "world_size": 8, "dp": 8, "seq_len": 8192},
+    )
     why = "with attention unfused; use attention flash, or cp 1"
     assert exchange_broken(model, Strategy(**problem)) == why
     assert exchange_broken(model, Strategy(**{**problem, "attention": "flash"})) == ""
