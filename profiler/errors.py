@@ -39,7 +39,7 @@ def require_torch(purpose: str) -> None:
 def say_once(sentence: str) -> None:
     """Print why a command ends on stderr, once for all ranks of a job.
 
-    torchrun ends all ranks when the first one fails, so the others wait until rank 0 has said it; if it saw no error, they say it.
+    torchrun ends all ranks when the first one fails, so the others wait for rank 0 to say it, and speak if it saw no error.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(5)
