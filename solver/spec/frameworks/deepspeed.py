@@ -78,15 +78,22 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
 )
 
 #: DeepSpeed's ZeRO around the modules of transformers, as its trainer starts it: kernels are those under FSDP, attention is
-#: torch's scaled_dot_product_attention; models are not divided. The trainer's checkpoints are reentrant, so that they run to
-#: their end.
+#: torch's scaled_dot_product_attention; models are not divided. The trainer's checkpoints are of whole layers (modeling_layers.py)
+#: and reentrant, so that they run to their end.
 TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
     "transformers-deepspeed",
     "2023-10",
     family="transformers-deepspeed",
     aliases=("transformers deepspeed", "hugging face deepspeed"),
     flags={"grad_dtype": "bf16", "attention": "flash", "fused_norm": False},
-    can_run={"tp_modes": (), "pipeline": False, "schedules": (), "soft_caps": FUSED_CAPS, "linear_attention": True},
+    can_run={
+        "tp_modes": (),
+        "pipeline": False,
+        "schedules": (),
+        "recompute": ("none", "full"),
+        "soft_caps": FUSED_CAPS,
+        "linear_attention": True,
+    },
     linear_bias=False,
     kernels={name: getattr(FSDP.kernels, name) for name in Kernels.__dataclass_fields__},
     tensor_parallel={"vocab_parallel_loss": False},

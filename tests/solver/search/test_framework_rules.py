@@ -102,7 +102,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "sailor": (zero(0, 1), NO_CP, NO_CHUNKS, WHOLE_KV),
     "megatron-deepspeed-2021": (NO_CP, NO_CHUNKS, WHOLE_KV),
     "megatron-deepspeed": (NO_CP, NO_CHUNKS, WHOLE_KV),  # deepspeed/runtime/pipe/engine.py asserts ZeRO below 2
-    "transformers-deepspeed": (lambda model, s: s.tp == s.cp == s.pp == 1,),
+    "transformers-deepspeed": (
+        lambda model, s: s.tp == s.cp == s.pp == 1,
+        lambda model, s: s.recompute != "selective",
+    ),
     "aleph-alpha-scaling": (NO_CP, NO_CHUNKS, WHOLE_KV, zero(0, 1)),
     "torchtitan-2024-12": (zero(0, 2, 3), WHOLE_KV),
     "torchtitan-2025-06": (zero(0, 2, 3), WHOLE_KV),
