@@ -122,8 +122,7 @@ def _own_layout(inputs: Inputs, result: SearchResult, sequences: int) -> str:
     change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
     if change > -_WORTH or found.verdict(0) == VERDICTS[2]:
         return ""
-    memory = f"{found.memory.device[0] / GIB:.1f} GiB, {found.verdict(0)}"
-    return f"The config's own layout is faster ({change:+.1%} time): {describe(found, 0)}; {memory}"
+    return f"The config's own layout is faster ({change:+.1%} time): {_described(found, 0)}"
 
 
 def _with_overlap(result: SearchResult, sequences: int) -> str:
@@ -140,17 +139,20 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
     change = float(best.times.seconds[0] / result.best.times.seconds[0]) - 1
     if change > -_WORTH:
         return ""
-    memory = f"{best.memory.device[0] / GIB:.1f} GiB, {best.verdict(0)}"
-    return f"With --set tp_comm_overlap=true {change:+.1%} time: {describe(best, 0)}; {memory}"
+    return f"With --set tp_comm_overlap=true {change:+.1%} time: {_described(best, 0)}"
 
 
 def _with_settings(result: SearchResult) -> list[str]:
     """Say what other settings would bring to the layouts that the search kept, where it is much."""
     return [
-        f"With --set {hint.setting} {hint.change:+.1%} time or better: {describe(hint.solutions, hint.index)}; "
-        f"{hint.solutions.memory.device[hint.index] / GIB:.1f} GiB, {hint.solutions.verdict(hint.index)}"
+        f"With --set {hint.setting} {hint.change:+.1%} time or better: {_described(hint.solutions, hint.index)}"
         for hint in faster_settings(result, _WORTH)
     ]
+
+
+def _described(solutions: Solutions, index: int) -> str:
+    """Return a layout in words, with its memory and whether that fits."""
+    return f"{describe(solutions, index)}; {solutions.memory.device[index] / GIB:.1f} GiB, {solutions.verdict(index)}"
 
 
 def _with_balance(result: SearchResult) -> str:

@@ -135,10 +135,9 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
     wanted: what the script must name. Raises InputError where no such file is there.
     """
     text = source.beside(name) if name else None
-    if text is None and name:
-        raise InputError(f"{source.path}: {printable(name)}, which it names, is not there: put it beside the script")
     if text is None:
-        raise InputError(f"{source.path}: it must name {wanted}, beside the script")
+        missing = f"{printable(name)}, which it names, is not there: put it" if name else f"it must name {wanted},"
+        raise InputError(f"{source.path}: {missing} beside the script")
     path = source.path.parent / name
     own = path.with_suffix(".sh").name
 
