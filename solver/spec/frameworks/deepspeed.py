@@ -78,8 +78,8 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
 )
 
 #: DeepSpeed's ZeRO around the modules of transformers, as its trainer starts it: kernels are those under FSDP, attention is
-#: torch's scaled_dot_product_attention; models are not divided. The trainer's checkpoints are of whole layers (modeling_layers.py)
-#: and reentrant, so that they run to their end.
+#: torch's scaled_dot_product_attention; models are not divided. The trainer's checkpoints are of whole layers
+#: (modeling_layers.py, GradientCheckpointingLayer) and reentrant, so that they run to their end.
 TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
     "transformers-deepspeed",
     "2023-10",
