@@ -23,6 +23,7 @@ from predictor.kernels.derating import (
 )
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
+from predictor.kernels.known_constants import KnownConstants
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.collective import CollectiveModel
@@ -39,13 +40,15 @@ _MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+SHIPPED_CONSTANTS = Path(__file__).resolve().parent / "kernels" / "shipped_constants.json"
 _MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, exceed a peak by less
 
 
 def fit_all(profile: Profile) -> dict[str, Any]:
     """Fit every model to the profile's tables (takes seconds)."""
-    linears = LinearModel.fit(profile.table("linear"), profile.device)
-    attention = FlashAttnModel.fit(profile.table("flash_attn"), profile.device)
+    constants = KnownConstants.read(SHIPPED_CONSTANTS)
+    linears = LinearModel.fit(profile.table("linear"), profile.device, constants)
+    attention = FlashAttnModel.fit(profile.table("flash_attn"), profile.device, constants)
     laboratories = Laboratories(linears.lab_scale(profile), attention.lab_scale(profile.table("flash_attn")))
     return {
         "linears": linears,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from predictor.kernels.gemm_physics import throttled
+from predictor.kernels.known_constants import KnownConstants
 from profiler.profile.profile import USUAL_EXPONENTIALS
 
 QUERY_TILE = 128  #: queries per thread block, in every fused attention kernel of these devices
@@ -128,14 +129,14 @@ def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> 
     return AttnTimes(physics.launch + busy, spread, longest, memory, physics.cache * copied / machine.bandwidth)
 
 
-def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray, serving: bool) -> AttnPhysics:
+def fit_attn_physics(
+    machine: AttnMachine, shape: AttnShape, seconds: np.ndarray, serving: bool, known: KnownConstants | None = None
+) -> AttnPhysics:
     """Fit by least squares (soft L1) on log time, over at most 3,000 rows spread over the table.
 
     serving: the rows are of serving kernels. The cost of the cache copy is identified by how the time depends on kv_heads, on
-    which a training kernel hardly depends.
+    which a training kernel hardly depends. known: constants that need no search.
     """
-    from scipy.optimize import least_squares
-
     rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
     part = AttnShape(*(np.asarray(column, dtype=np.float64)[rows] for column in shape))
     target = np.log(seconds[rows])
@@ -152,6 +153,13 @@ def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray
         times = attn_times(physics(x), machine, part)
         return np.log(times.seconds + times.cache) - target
 
-    first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
-    bounds = (low[fitted], high[fitted])
-    return physics(least_squares(error, first, bounds=bounds, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60).x)
+    def search() -> dict[str, float]:
+        from scipy.optimize import least_squares
+
+        first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
+        bounds = (low[fitted], high[fitted])
+        found = least_squares(error, first, bounds=bounds, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)
+        return asdict(physics(found.x))
+
+    given = (machine, *shape, seconds, serving)
+    return AttnPhysics(**(known or KnownConstants()).of("attention", given, search))

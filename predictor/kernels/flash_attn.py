@@ -10,6 +10,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.kernels.known_constants import KnownConstants
 from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
@@ -50,10 +51,11 @@ class FlashAttnModel:
     fitted_exponentials: float = USUAL_EXPONENTIALS
 
     @classmethod
-    def fit(cls, table: Table, device: Device) -> FlashAttnModel:
+    def fit(cls, table: Table, device: Device, constants: KnownConstants | None = None) -> FlashAttnModel:
         """Fit the forward kernel measured most often, and its backward/forward ratio to the backward measurements.
 
-        Only 16-bit measurements count, or fp32 ones for a device that was measured in fp32 only (a CPU).
+        Only 16-bit measurements count, or fp32 ones for a device that was measured in fp32 only (a CPU). constants: those that
+        need no search.
         """
         wide = not np.isin(table["dtype"], HALF_DTYPES).any() and len(table) > 0
         peak = device.peak_flops.get("fp32" if wide else "bf16") or device.peak_flops.get("fp16", 0.0)
@@ -65,7 +67,7 @@ class FlashAttnModel:
         shape, seconds = shape_of(rows), rows["seconds"]
         serving = bool(is_serving(rows["source"]).mean() > 0.5)
         enough = len(rows) >= _ROWS_FOR_PHYSICS
-        physics = fit_attn_physics(machine, shape, seconds, serving) if enough else AttnPhysics()
+        physics = fit_attn_physics(machine, shape, seconds, serving, constants) if enough else AttnPhysics()
         times = attn_times(physics, machine, shape)
         log_bare = np.log(times.seconds + times.cache)
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from predictor.kernels.known_constants import KnownConstants
+
 #: Output tiles that GEMM libraries choose from, and the numbers of parts they split the reduction into when tiles are too few.
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (256, 256))
 SPLITS = (1, 2, 4, 8)
@@ -119,15 +121,14 @@ def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.nd
 
 
 def fit_gemm_physics(
-    machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray, casts: np.ndarray, launch: float | None = None
-) -> GemmPhysics:
+    machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray, casts: np.ndarray,
+    launch: float | None = None, known: KnownConstants | None = None,
+) -> GemmPhysics:  # fmt: skip
     """Fit by least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch.
 
     casts: whether a row also times the quantisation of its first operand, bool [rows]; ``launch`` of the GEMM alone is then
-    given, because such rows only tell the sum.
+    given, because such rows only tell the sum. known: constants that need no search.
     """
-    from scipy.optimize import least_squares
-
     rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
     parts = [np.asarray(s, dtype=np.float64)[rows] for s in shapes]
     target, quantises = np.log(seconds[rows]), casts[rows]
@@ -150,6 +151,12 @@ def fit_gemm_physics(
         cast = np.where(quantises, cast_seconds(physics, machine, m, k, batch), 0.0)
         return np.log(gemm_times(physics, machine, *parts).seconds + cast) - target
 
-    first = np.clip(vector(start), low + 1e-6, high - 1e-6)
-    found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)
-    return constants(found.x)
+    def search() -> dict[str, float]:
+        from scipy.optimize import least_squares
+
+        first = np.clip(vector(start), low + 1e-6, high - 1e-6)
+        found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)
+        return dict(zip(free, (float(v) for v in np.exp(found.x)), strict=True))
+
+    given = (machine, *shapes, seconds, casts, start.launch)
+    return replace(start, **(known or KnownConstants()).of("GEMM", given, search))

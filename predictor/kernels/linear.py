@@ -12,6 +12,7 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
+from predictor.kernels.known_constants import KnownConstants
 from predictor.kernels.linear_features import coordinates, features_of
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
@@ -72,17 +73,17 @@ class LinearModel:
     parts: Mapping[str, _Part]
 
     @classmethod
-    def fit(cls, table: Table, device: Device) -> LinearModel:
+    def fit(cls, table: Table, device: Device, constants: KnownConstants | None = None) -> LinearModel:
         """Fit every arithmetic that the device has a peak for.
 
-        Those without measurements get the prior of the physical model (roofline).
+        Those without measurements get the prior of the physical model (roofline). constants: those that need no search.
         """
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
         parts: dict[str, _Part] = {}
         for name, machine in _machines(device).items():
             launch = parts["bf16"].physics.launch if "bf16" in parts else None
             gradients = {"fp8": FULL_ACCUMULATION, "tf32": TRANSPOSED_TF32}.get(name) if is_hopper(device) else None
-            parts[name] = _fit_part(table.where(family == name), machine, launch, gradients)
+            parts[name] = _fit_part(table.where(family == name), machine, launch, gradients, constants)
         return cls(parts)
 
     def predict(
@@ -230,8 +231,9 @@ def is_hopper(device: Device) -> bool:
 
 
 def _fit_part(
-    table: Table, machine: Machine, launch: float | None = None, gradients: tuple[float, float] | None = None
-) -> _Part:
+    table: Table, machine: Machine, launch: float | None = None, gradients: tuple[float, float] | None = None,
+    constants: KnownConstants | None = None,
+) -> _Part:  # fmt: skip
     """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts.
 
     launch: of a GEMM of 16 bits, for rows that also time a cast. gradients: time of both gradients relative to
@@ -248,7 +250,7 @@ def _fit_part(
     sizes, seconds = _sizes(rows), rows["seconds"]
     enough = len(rows) >= _ROWS_FOR_PHYSICS
     casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF_BYTES)
-    physics = fit_gemm_physics(machine, sizes, seconds, casts, launch) if enough else GemmPhysics()
+    physics = fit_gemm_physics(machine, sizes, seconds, casts, launch, constants) if enough else GemmPhysics()
     cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, std_of_errors
+from predictor.kernels.known_constants import without_noise
 from predictor.kernels.leaf_sets import LeafSets
 from predictor.kernels.trees import Trees
 
@@ -60,8 +61,8 @@ class Residual:
         self, features: np.ndarray, coordinates: np.ndarray, log_bare: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Correction of log time, its relative_std and its basis for every row (each of shape [rows])."""
-        distance = self.distance(coordinates)
-        learnt = self.trees.predict(features) - self.shift if self.trees is not None else 0.0
+        distance = self.distance(without_noise(coordinates))
+        learnt = self.trees.predict(without_noise(features)) - self.shift if self.trees is not None else 0.0
         correction = self.shift + learnt * np.exp(-((distance / FADE_OCTAVES) ** 2))
         held_out = np.interp(log_bare, self.size_edges, self.size_uncertainty)
         std = np.minimum(np.hypot(held_out, UNCERTAINTY_PER_OCTAVE * distance), MOST_UNCERTAINTY)
@@ -101,8 +102,9 @@ def fit_residual(
     import sklearn.ensemble  # noqa: F401  (threads of a library can be limited only after it is loaded)
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+    rows = (without_noise(values) for values in (features, coordinates, log_bare, log_residual))
     with threadpool_limits(1):  # small fits: on a busy machine, waiting threads make them 100 times slower
-        return _fit(features, coordinates, log_bare, log_residual, groups, trees, weights)
+        return _fit(*rows, groups, trees, weights)
 
 
 def _fit(

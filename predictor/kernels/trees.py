@@ -77,7 +77,7 @@ def _bin_bounds(column: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     values = np.unique(column)
     if len(values) <= _BINS:
         return (values[:-1] + values[1:]) / 2
-    order = np.argsort(column)
+    order = np.argsort(column, kind="stable")
     total = np.cumsum(np.ones(len(column)) if weights is None else weights[order])
     wanted = np.linspace(0, 100, _BINS + 1)[1:-1] / 100 * total[-1]
     at = np.searchsorted(total, wanted)
