@@ -27,7 +27,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 
-from predictor import fitted
+from predictor.fitted import code_version
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("solver/step/*.py", "solver/layers/*.py", "solver/schedule/*.py", "solver/spec/feasibility.py", "predictor/c*.py",
@@ -88,7 +88,7 @@ class Copy:
         self.cache = self.tree / "prof_data" / ".cache"
         if failing := [tests for tests in STAGES if not self._passes(*tests)]:  # this also fills the cache of fits
             sys.exit(f"{failing[0]} fail without any change")
-        self.seconds, files = 1.5 * (time.monotonic() - start), self.cache.glob(f"*-{fitted._code_version()}.npz")
+        self.seconds, files = 1.5 * (time.monotonic() - start), self.cache.glob(f"*-{code_version()}.npz")
         self.fits = {file.name.split("-")[0]: file.read_bytes() for file in files}
 
     def noticed_by(self, path: str, code: str) -> str:
@@ -96,9 +96,9 @@ class Copy:
         (self.tree / path).write_text(code, encoding="utf-8")
         shutil.rmtree(self.cache)
         self.cache.mkdir()
-        fitted.__file__ = str(self.tree / "predictor" / "fitted.py")  # to ask for the hash of the mutant's code
+        version = code_version.__wrapped__(self.tree / "predictor")
         for profile, fits in self.fits.items():
-            (self.cache / f"{profile}-{fitted._code_version()}.npz").write_bytes(fits)
+            (self.cache / f"{profile}-{version}.npz").write_bytes(fits)
         near = str(next(f for f in (Path("tests", path).parent, Path("tests/solver")) if (self.tree / f).is_dir()))
         runs = ((near,), *((*tests, f"--ignore={near}") for tests in STAGES))
         by = next((tests[0] for tests in runs if not self._passes(*tests)), "")

@@ -7,6 +7,7 @@ but the time of the next start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ _MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-SHIPPED_CONSTANTS = Path(__file__).resolve().parent / "kernels" / "shipped_constants.json"
+_PACKAGE = Path(__file__).resolve().parent
+SHIPPED_CONSTANTS = _PACKAGE / "kernels" / "shipped_constants.json"
 _MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, exceed a peak by less
 
 
@@ -133,26 +135,32 @@ def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]
     }
 
 
-def _code_version() -> str:
+@cache
+def code_version(package: Path = _PACKAGE) -> str:
     """Hash of the sources that determine a fit: this package and the profile's readers."""
-    here = Path(__file__).resolve().parent
-    return source_digest([here, here.parent / "profiler"])
+    return source_digest([package, package.parent / "profiler"])
 
 
 def _cache_path(profile: Profile, cache_dir: Path) -> Path:
-    return cache_dir / f"{profile.digest}-{_code_version()}.npz"  # never profile.name: it comes from the file
+    return cache_dir / f"{profile.digest}-{code_version()}.npz"  # never profile.name: it comes from the file
 
 
 def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
+    path = _cache_path(profile, cache_dir)
     try:
-        with np.load(_cache_path(profile, cache_dir), allow_pickle=False) as arrays:
-            split: dict[str, dict[str, np.ndarray]] = {fit: {} for fit in _MODELS}
-            for name in arrays.files:
-                fit, _, key = name.partition("/")
-                split[fit][key] = arrays[name]
-            return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
+        return dict(_fits_of(path, path.stat().st_mtime_ns))
     except Exception:  # missing or damaged, which can fail anywhere in zipfile, zlib or numpy
         return None  # the caller fits again and rewrites it
+
+
+@lru_cache(maxsize=4)
+def _fits_of(path: Path, changed: int) -> Mapping[str, Any]:
+    with np.load(path, allow_pickle=False) as arrays:
+        split: dict[str, dict[str, np.ndarray]] = {fit: {} for fit in _MODELS}
+        for name in arrays.files:
+            fit, _, key = name.partition("/")
+            split[fit][key] = arrays[name]
+    return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
 
 
 def _write_cache(profile: Profile, fits: Mapping[str, Any], cache_dir: Path) -> None:

@@ -1,9 +1,9 @@
 """Constants of physical models that were fitted before, so that a shipped profile has the same fit on every CPU.
 
-Logarithms and linear algebra differ between CPUs in their last bits. A least-squares search amplifies such a bit to 1e-3 of a weakly
-determined constant, and boosted trees turn it into other splits: single shapes differed by percents, steps by up to half a percent.
-So ``shipped_constants.json`` keeps what the search found for the shipped profiles (``python -m predictor.fit_shipped`` writes it again),
-and what trees are fitted to is rounded.
+Logarithms and linear algebra differ between CPUs in their last bits. A least-squares search amplifies such a bit to 1e-3 of a
+weakly determined constant, and boosted trees turn it into other splits: single shapes differed by percents, steps by up to half
+a percent. So ``shipped_constants.json`` keeps what the search found for shipped profiles (``python -m predictor.fit_shipped``
+writes it again), and what trees are fitted to is rounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KnownConstants:
         return cls(json.loads(path.read_text(encoding="utf-8"))["constants"])
 
     def of(self, title: str, given: Iterable[Any], search: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
-        """Constants that were fitted to ``given`` (numbers and arrays of numbers), or else what ``search`` finds, which is kept."""
+        """Constants that were fitted to ``given``, numbers and arrays of numbers; else what ``search`` finds, which is kept."""
         digest = sha256()
         for values in given:
             digest.update(np.ascontiguousarray(values, dtype=np.float64).tobytes())

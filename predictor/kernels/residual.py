@@ -102,9 +102,9 @@ def fit_residual(
     import sklearn.ensemble  # noqa: F401  (threads of a library can be limited only after it is loaded)
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    rows = (without_noise(values) for values in (features, coordinates, log_bare, log_residual))
+    features, coordinates, log_bare, log_residual = map(without_noise, (features, coordinates, log_bare, log_residual))
     with threadpool_limits(1):  # small fits: on a busy machine, waiting threads make them 100 times slower
-        return _fit(*rows, groups, trees, weights)
+        return _fit(features, coordinates, log_bare, log_residual, groups, trees, weights)
 
 
 def _fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 
 from profiler.errors import InputError, closest
@@ -20,6 +21,16 @@ OWN_NAME = "data"  #: names the user's own measurements
 def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
     """Return the names of the measured profiles in ``folder``, without the user's own."""
     return sorted(path.stem for path in folder.glob("*.pt") if path.name != OWN_PROFILE)
+
+
+def _shipped(folder: Path, name: str) -> Profile:
+    path = folder / f"{name}.pt"
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else read_profile(path)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, changed: int) -> Profile:
+    return read_profile(path)
 
 
 def derived_profiles() -> list[str]:
@@ -61,7 +72,7 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
         raise InputError(f"no profile is called {name!r}{closest(name, others)}; choose one of {', '.join(others)}")
     exists = f"; your own measurements exist: --profile {OWN_NAME}" if name is None and own.exists() else ""
     chosen = name or DEFAULT_PROFILE
-    return read_profile(folder / f"{chosen}.pt"), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"
+    return _shipped(folder, chosen), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"
 
 
 def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DATA) -> tuple[Profile, str]:
@@ -86,8 +97,8 @@ def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DA
             f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
             "device file (.json)"
         )
-    kernels = profile or read_profile(folder / f"{sheet.derived_from or _measured_like(sheet)}.pt")
-    links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
+    kernels = profile or _shipped(folder, sheet.derived_from or _measured_like(sheet))
+    links = _shipped(folder, sheet.links_from) if sheet.links_from else None
     found = derived_profile(name, sheet, kernels, links, where)
     return found, _said(found)
 
