@@ -56,7 +56,11 @@ def test_measure_passes_its_options_on() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "purpose"),
-    [(["--quick"], "measuring"), (["--merge", "prof_data/h100_sxm.pt", "prof_data/h100_sxm.pt"], "writing a profile")],
+    [
+        (["--quick"], "measuring"),
+        (["--merge", "prof_data/h100_sxm.pt", "prof_data/h100_sxm.pt"], "writing a profile"),
+        (["--help"], ""),
+    ],
 )
 def test_without_torch_the_harness_fails_with_one_sentence(tmp_path: Path, arguments: list[str], purpose: str) -> None:
     code = (
@@ -68,10 +72,11 @@ def test_without_torch_the_harness_fails_with_one_sentence(tmp_path: Path, argum
     )
     command = [sys.executable, "-c", code, *arguments, "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if not purpose:
+        assert done.returncode == 0 and "--budget MINUTES" in done.stdout
+        return
     missing = "needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gen_profiler_data.py: {purpose} {missing}\n")
-    helped = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert helped.returncode == 0 and "--budget MINUTES" in helped.stdout
 
 
 @pytest.mark.parametrize("words", [["fit"], ["explain"], ["compare", ".", "tp=2"], ["plan", "--tokens", "1e12"]])

@@ -77,9 +77,9 @@ def test_laws(rails: SimulatedNetwork) -> None:
 
 def test_the_calibration_reproduces_what_was_measured() -> None:
     """Three numbers for nccl-tests of H100 on ten nodes; the rows on two nodes were not fitted."""
-    rows, found = list(measured_rows(per_group=2)), read_calibration()
+    rows, found = list(measured_rows(per_group=1)), read_calibration()
     large = [row for row in rows if row.bytes >= 2**27]
-    assert len(large) > 20 and {row.nodes for row in large} == {2, 10}
+    assert len(large) > 10 and {row.nodes for row in large} == {2, 10}
     assert np.sqrt(np.mean(errors(large, found) ** 2)) < 0.16
     assert 0.5 < found.network <= 1 and 0.5 < found.nvlink <= 1 and 1e-6 < found.latency < 2e-5
     row = Row("all_gather", 1, 10, 1e9, 1.0)
@@ -119,18 +119,18 @@ def test_a_cluster_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "net.topo"
     from predictor.network.topology.file_format import write_topology
 
-    write_topology(topology("Spectrum-X", 64, bandwidth="200Gbps"), path)
-    problem = load_problem("configs/models/llama3_8b.json", 32, cluster=path, framework="megatron-core")
+    write_topology(topology("Spectrum-X", 32, bandwidth="200Gbps"), path)
+    problem = load_problem("configs/models/llama3_8b.json", 16, cluster=path, framework="megatron-core")
     assert problem.cluster.network_bandwidth == 25e9 and isinstance(problem.cost.collectives, SimulatedNetwork)
-    layout = problem.run.replace(tp=8, dp=4, num_micro_batches=8, zero_shard_size=4)
+    layout = problem.run.replace(tp=8, dp=2, num_micro_batches=16, zero_shard_size=2)
     plain = load_problem(
-        "configs/models/llama3_8b.json", 32, cluster={"inter_node_gbit_per_gpu": 200}, framework="megatron-core"
+        "configs/models/llama3_8b.json", 16, cluster={"inter_node_gbit_per_gpu": 200}, framework="megatron-core"
     )
     times = [float(estimate(p, [layout]).times.seconds[0]) for p in (problem, plain)]
     assert times[0] == pytest.approx(times[1], rel=0.05)  # InfiniBand at half its rate, simulated and by the law
-    with pytest.raises(InputError, match="128 GPUs do not fit on net.topo, of which a job like this uses 8 x 8"):
+    with pytest.raises(InputError, match="128 GPUs do not fit on net.topo, of which a job like this uses 4 x 8"):
         load_problem("configs/models/llama3_8b.json", 128, cluster=path)
-    words = ["predict", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "32", "--cluster"]
+    words = ["predict", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "16", "--cluster"]
     assert main([*words, str(path)]) == 0
     assert "network: simulated flow by flow on net.topo" in capsys.readouterr().out
     for wrong, message in (
@@ -155,13 +155,13 @@ def test_a_job_inside_one_server_or_domain_sends_nothing_over_the_topology(state
 
 def test_other_numbers_of_gpus_are_simulated_as_such() -> None:
     """A plan asks for many: each is the problem of that size, and what does not fit on the topology is left out."""
-    problem = load_problem("configs/models/llama3_8b.json", 16, cluster="Spectrum-X -g 32", framework="megatron-core")
-    larger = load_problem("configs/models/llama3_8b.json", 32, cluster="Spectrum-X -g 32", framework="megatron-core")
-    other = problem.for_world(32)
+    problem = load_problem("configs/models/llama3_8b.json", 8, cluster="Spectrum-X -g 16", framework="megatron-core")
+    larger = load_problem("configs/models/llama3_8b.json", 16, cluster="Spectrum-X -g 16", framework="megatron-core")
+    other = problem.for_world(16)
     assert (other.run, other.cluster) == (larger.run, larger.cluster)
-    theirs = larger.cost.collective("all_gather", 1e8, 1, 4).seconds  # over more nodes than the smaller job has
-    assert other.cost.collective("all_gather", 1e8, 1, 4).seconds == theirs > 0
-    found, none = trainings(problem, lambda _: 64, 1e9, [16, 32, 64])
-    assert [one.world_size for one in found] == [16, 32] and [*none] == [64]
-    with pytest.raises(InputError, match="64 GPUs do not fit on Spectrum-X_32g"):
-        problem.for_world(64)
+    theirs = larger.cost.collective("all_gather", 1e8, 1, 2).seconds  # over more nodes than the smaller job has
+    assert other.cost.collective("all_gather", 1e8, 1, 2).seconds == theirs > 0
+    found, none = trainings(problem, lambda _: 64, 1e9, [8, 16, 32])
+    assert [one.world_size for one in found] == [8, 16] and [*none] == [32]
+    with pytest.raises(InputError, match="32 GPUs do not fit on Spectrum-X_16g"):
+        problem.for_world(32)
