@@ -22,6 +22,7 @@ LEVELS = (
     ("predictor.cost_model",),
     ("predictor.derived",),
     ("predictor.fitted",),
+    ("predictor.fit_shipped",),
     ("predictor.accuracy",),
     ("solver.spec",),
     ("solver.formats", "solver.schedule", "solver.layers"),

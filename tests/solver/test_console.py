@@ -49,9 +49,13 @@ def test_predict_has_no_options_of_a_search() -> None:
 def test_measure_passes_its_options_on() -> None:
     done = foretrain("measure", "--nproc-per-node", "2", "--budget", "-1")
     assert done.returncode and "gen_profiler_data.py: --budget is -1 minutes; it must be positive\n" in done.stderr
-    assert foretrain("measure", "--nproc-per-node", "0").stderr == "error: --nproc-per-node is 0; it must be at least 1\n"
     helped = foretrain("measure", "--help")
     assert helped.returncode == 0 and "usage: gen_profiler_data.py" in helped.stdout
+
+
+def test_measuring_takes_a_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["measure", "--nproc-per-node", "0"]) == 2
+    assert capsys.readouterr().err == "error: --nproc-per-node is 0; it must be at least 1\n"
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_the_best_hundred_layouts_of_four_problems_can_run(framework: str) -> No
     seen = 0
     for model, world in zip(MODELS, (16, 24, 24, 24), strict=True):
         found = search(make_problem(model, world, toy_cost(), 512, framework=framework), 48, top=100).best
-        for index in range(0, len(found), 2):  # neighbours in rank differ little
+        for index in range(0, len(found), 4):  # neighbours in rank differ little
             layout = found.layouts.strategy(index, found.problem.run)
             broken = [i for i, rule in enumerate((*ALL_FRAMEWORKS, *RULES[framework])) if not rule(model, layout)]
             assert not broken, f"{layout} breaks rules {broken}"
