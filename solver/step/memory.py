@@ -20,7 +20,7 @@ from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
-from solver.step.states import gather_buffers, stage_state
+from solver.step.states import embedding_gradient, gather_buffers, stage_state
 from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -222,11 +222,19 @@ class PeakMemory:
         alone, several = memory.gaps(self._problem.run.expandable_segments)
         share = np.where(splits.pp == 1, alone, several)[self._layouts.row]
         reserved = allocated + share * dynamic
+        if alone or several:
+            reserved = (
+                reserved + self._embedding_gradient[self._layouts.row] * (self._stages.index[stage] == 0)[self._layouts.row]
+            )
         if memory.collective_gaps:
             layers = self._stages.layers[stage, self._layouts.row]
             reserved = reserved + memory.collective_gaps * layers * self._gathered[self._layouts.row]
         device = reserved + memory.runtime_bytes + exchange_bytes(self._problem, splits)[self._layouts.row]
         return _Sizes(allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated)
+
+    @cached_property
+    def _embedding_gradient(self) -> np.ndarray:
+        return embedding_gradient(self._problem, self._table, self._key, self._layouts.splits)
 
     @cached_property
     def _gathered(self) -> np.ndarray:

@@ -140,6 +140,17 @@ def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_
     return HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
 
 
+def embedding_gradient(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
+    """Return the bytes that the allocator needs in one piece at the end of each micro batch's backward pass on the first of
+    several stages, [splits]: the gradient of the whole table, which autograd makes anew and adds, and its cast where the
+    framework makes one. They are below the peak, but no gap that smaller tensors left holds them.
+    """
+    sizes, casts = problem.element_bytes, problem.framework.data_parallel.accumulation_casts
+    cast = FP32 * (casts and sizes.gradient > sizes.weight)
+    largest = max(HALF, cast) if sizes.activation == HALF else FP32
+    return largest * table.embedding.parameters[key] * (splits.pp > 1) * (not problem.is_frozen(VOCABULARY))
+
+
 def kept_halves(problem: Problem) -> float:
     """Return the bytes of a 16-bit gradient that stays beside an fp32 one."""
     return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
