@@ -15,7 +15,7 @@ from profiler.profile.profile import GIB
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
-from solver.report.uncertainty import LAYOUT_STD, normal_cdf, own_std
+from solver.report.uncertainty import difference_std, normal_cdf, spread_of
 from solver.report.words import PART_NAMES, seconds
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
@@ -58,13 +58,12 @@ class Side:
 def probability_faster(side: Side, other: Side) -> float:
     """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
 
-    Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not is
-    ``LAYOUT_STD`` each, and that of a tensor group that spans nodes where one of them has such. Of one run on two machines
+    Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not
+    is LAYOUT_STD each, and that of a tensor group that spans nodes where only one of them has such. Of one run on two machines
     estimated from the same kernels, the smaller uncertainty of each kind of op is common too, and what is of the system. Of two
     models, frameworks or sets of kernels nothing is taken to be common.
     """
-    mine, others = own_std(side.solutions, 0), own_std(other.solutions, 0)
-    std = math.sqrt(2) * LAYOUT_STD if mine == others else math.hypot(mine, others)
+    std = difference_std(spread_of(side.solutions, 0), spread_of(other.solutions, 0))
     if _run_of(side) != _run_of(other):
         std = math.hypot(side.why.relative_std, other.why.relative_std)
     elif _machine_of(side) != _machine_of(other):

@@ -23,7 +23,7 @@ from solver.layers.program import (
     STATE_SPACE,
     Op,
 )
-from solver.report.uncertainty import LAYOUT_STD, attention_std, network_std, own_std, system_std
+from solver.report.uncertainty import attention_std, difference_std, network_std, spread_of, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
@@ -112,13 +112,14 @@ class Explanation:
 
 
 #: A difference between two layouts that one standard deviation of their errors covers.
-TIE_THRESHOLD = math.expm1(math.sqrt(2) * LAYOUT_STD)
+TIE_THRESHOLD = math.expm1(difference_std(0.0, 0.0))
 
 
 def tied(solutions: Solutions, index: int) -> bool:
     """Whether layout ``index`` differs from the first by less than one standard deviation of such a difference."""
     seconds = solutions.times.seconds
-    return bool(abs(np.log(seconds[index] / seconds[0])) < math.hypot(own_std(solutions, 0), own_std(solutions, index)))
+    std = difference_std(spread_of(solutions, 0), spread_of(solutions, index))
+    return bool(abs(np.log(seconds[index] / seconds[0])) < std)
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:

@@ -39,15 +39,21 @@ def spread_std(problem: Problem, layout: Strategy) -> float:
     return (SPREAD_AS_SHOWN if shown else SPREAD_TENSOR_GROUP) * spread
 
 
-def own_std(solutions: Solutions, index: int) -> float:
-    """Return the standard deviation of log(step time) of what one layout of a problem may err by and others do not: beside
-    LAYOUT_STD that of a tensor group that spans nodes."""
-    return math.hypot(LAYOUT_STD, spread_std(solutions.problem, solutions.layouts.strategy(index, solutions.problem.run)))
+def spread_of(solutions: Solutions, index: int) -> float:
+    """Return spread_std of one of the layouts."""
+    return spread_std(solutions.problem, solutions.layouts.strategy(index, solutions.problem.run))
+
+
+def difference_std(one: float, other: float) -> float:
+    """Return the standard deviation of the log ratio of two layouts' times, of one run on one machine, from their spread_std:
+    LAYOUT_STD each, and what only one of them errs by."""
+    return math.sqrt(2 * LAYOUT_STD**2 + abs(one**2 - other**2))
 
 
 def own_stds(solutions: Solutions) -> np.ndarray:
-    """Return own_std of every layout."""
-    return np.array([own_std(solutions, index) for index in range(len(solutions))])
+    """Return the standard deviations of log(step time) of what each layout errs by and not all others do too, [layouts]."""
+    spread = np.array([spread_of(solutions, index) for index in range(len(solutions))])
+    return np.hypot(LAYOUT_STD, np.sqrt(spread**2 - np.min(spread, initial=np.inf) ** 2))
 
 
 def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:

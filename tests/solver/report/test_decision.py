@@ -19,7 +19,7 @@ from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
 from solver.report.explain import Explanation, Line, explain
-from solver.report.uncertainty import LAYOUT_STD
+from solver.report.uncertainty import LAYOUT_STD, difference_std, own_stds
 from solver.search.neighbours import neighbours
 from solver.search.search import search
 
@@ -40,6 +40,17 @@ def test_a_layout_that_is_less_certain_is_less_surely_the_fastest() -> None:
     found = chances(np.array([39.1, 41.1]), np.array([0.35, LAYOUT_STD]))
     assert found == pytest.approx([0.5 * (1 + erf(z / sqrt(2))), 0.5 * (1 - erf(z / sqrt(2)))], abs=1e-3)
     assert 0.5 < found[0] < 0.57
+
+
+def test_what_all_rivals_may_err_by_decides_nothing() -> None:
+    """Tensor groups of 16 span nodes: beside one that does not they may be off by 35%, among themselves by what others are."""
+    problem = make_problem(LLAMA, 32, toy_cost(), 4096, framework="megatron-core", precision="bf16")
+    wide = [problem.run.replace(tp=16, dp=2, num_micro_batches=m) for m in (4, 8)]
+    inside = problem.run.replace(tp=8, dp=4)
+    assert own_stds(estimate(problem, wide)) == pytest.approx([LAYOUT_STD] * 2)
+    assert own_stds(estimate(problem, [*wide, inside])) == pytest.approx([hypot(LAYOUT_STD, 0.35)] * 2 + [LAYOUT_STD])
+    assert difference_std(0.35, 0.35) == pytest.approx(sqrt(2) * LAYOUT_STD)
+    assert difference_std(0.35, 0.0) == pytest.approx(hypot(sqrt(2) * LAYOUT_STD, 0.35))
 
 
 def test_a_decision_prints_its_rivals_and_no_arrays() -> None:
