@@ -84,7 +84,15 @@ TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
     "transformers-deepspeed",
     "2023-10",
     family="transformers-deepspeed",
-    aliases=("transformers deepspeed", "hugging face deepspeed"),
+    aliases=(
+        "transformers deepspeed",
+        "hugging face deepspeed",
+        "accelerate deepspeed",
+        "trl deepspeed",
+        "axolotl deepspeed",
+        "llama-factory deepspeed",
+        "ms-swift deepspeed",
+    ),
     flags={"grad_dtype": "bf16", "attention": "flash", "fused_norm": False},
     can_run={
         "tp_modes": (),

@@ -20,6 +20,7 @@ MEGATRON_LM_2023 = Framework(
     family="megatron-lm",
     released="2022-12",
     aliases=("megatron-lm", "megatronlm"),
+    broad_aliases=("megatron",),
     flags={  # switches of arguments.py: off unless given; bf16 forces fp32 gradients
         "zero": 0,  # --use-distributed-optimizer, which is ZeRO-1
         "grad_dtype": "fp32",

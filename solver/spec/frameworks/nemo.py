@@ -45,7 +45,7 @@ NEMO_24_09 = NEMO_24.derive(
 NEMO_25 = NEMO_24_09.derive(
     "nemo-25",
     "2025-02",
-    aliases=("nemo 25",),
+    aliases=("nemo 25", "nemo framework 25"),
     # scripts/performance/helpers.py: implementation "te"; the recipe of precision bf16-mixed reduces in fp32
     flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
     best_practice={"cross_entropy_fusion": True},

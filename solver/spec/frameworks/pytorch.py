@@ -73,7 +73,19 @@ FSDP = Framework(
     family="fsdp",
     released="2023-10",
     aliases=("pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
-    broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
+    # the last ones train the modules of transformers with its trainer or accelerate
+    broad_aliases=(
+        "hugging face",
+        "huggingface",
+        "transformers",
+        "accelerate",
+        "trl",
+        "axolotl",
+        "llama-factory",
+        "llamafactory",
+        "ms-swift",
+        "open-instruct",
+    ),
     flags={"zero": 3, "grad_dtype": "bf16", "fused_norm": False},  # nn.RMSNorm or the like, uncompiled
     can_run=replace(FSDP_ONLY, linear_attention=True),  # modules of transformers with flash-linear-attention's kernels
     kernels=Kernels(  # the modules of transformers, uncompiled
