@@ -168,7 +168,7 @@ def test_every_release_differs_from_every_other() -> None:
      ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
      ("megatron-bridge 26.02", "megatron-bridge-26"), ("megatron-bridge 25.09", "megatron-bridge-25"),
      ("nemo automodel (FSDP2, DTensor)", "nemo-automodel"), ("NeMo Framework 25.11", "nemo-25"),
-     ("torchtitan v0.1.0", "torchtitan-2025-06"), ("torchtune 0.5", "torchtitan-2025-06"), ("NVIDIA Megatron", "megatron-lm-2023"),
+     ("torchtitan v0.1.0", "torchtitan-2025-06"), ("torchtune 0.5", "torchtitan-2025-06"), ("Megatron", "megatron-lm-2023"),
      ("axolotl", "fsdp"), ("LLaMA-Factory (DeepSpeed ZeRO-3)", "transformers-deepspeed"), ("TRL (FSDP)", "fsdp"),
      ("Megatron style FSDP", "fsdp")],
 )  # fmt: skip
