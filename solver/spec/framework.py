@@ -124,6 +124,8 @@ class DataParallel:
     buckets_of_tensors: bool = False  #: a bucket is full when it exceeds 25 MiB (torch's DistributedDataParallel)
     #: Sharded gradients are reduce-scattered, and parameters gathered, in one collective, after the last backward pass.
     shards_at_once: bool = False
+    #: Gradients are reduced beside the backward pass only where they are sharded and there is no pipeline.
+    overlaps_sharded_alone: bool = False
     #: Seconds of the host for the part of a tensor that each rank owns, where both collectives are of lists: ZeRO 1 and 2.
     seconds_per_part: float = 0.0
     #: The gradients' norm is summed over tensor and pipeline ranks alone, and the loss over the others; else one sum over all.
@@ -133,6 +135,7 @@ class DataParallel:
     #: FSDP: copies of all-gathered weights, and of whole gradients, between parameters and buffers (each a read and a write).
     all_gather_copies: float = 0.0
     reduce_scatter_copies: float = 0.0
+    sharded_gather_copies: float = 0.0  #: further ones of the weights that ZeRO-3 gathers
     #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
     #: gathered again for the gradients. Otherwise it does so layer by layer, beside compute.
     zero3_by_tensor: bool = False
@@ -154,6 +157,7 @@ class DataParallel:
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
+    whole_step_bytes: float = 0.0  #: further traffic per parameter of a step on parameters that are not sharded (ZeRO-0)
     optimizer_launches: float = 0.0  #: kernels that the host launches for each tensor in a step; 0: for all at once
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.

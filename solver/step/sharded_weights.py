@@ -59,7 +59,7 @@ def sharded_weight_ops(
         ops += gather_ops(f"{name}.all_gather", "all_gather", gathered, group, shard, count, problem)
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, count)
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
-        ops += copy_ops(f"{name}.all_gather", gathered * sync.all_gather_copies, group)
+        ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
         ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
     return ops
 

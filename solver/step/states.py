@@ -57,7 +57,7 @@ def stage_state(
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
-    out[1] += bucket_bytes(problem, trained)
+    out[1] += bucket_bytes(problem, trained, splits)
     out[3] = update.max(axis=0)
     return out
 
@@ -80,16 +80,17 @@ def _weight_copies(
     return out
 
 
-def bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
+def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.ndarray:
     """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [4 ZeRO stages, splits].
 
     As needed: no more than there are gradients, and none under ZeRO-3, which is FSDP, or where all gradients fit one bucket,
     which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step).
     """
     memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
-    number = np.full((4, 1), memory.gradient_buckets)
-    number[1:3] += memory.second_bucket and problem.run.overlap_grad_reduce
-    size = np.full((4, len(trained)), number * elements if memory.gradient_buckets else 0.0)
+    number = np.full((4, len(trained)), float(memory.gradient_buckets))
+    alone = (splits.pp == 1) | (not problem.framework.data_parallel.overlaps_sharded_alone)
+    number[1:3] += memory.second_bucket * problem.run.overlap_grad_reduce * alone
+    size = number * elements if memory.gradient_buckets else 0.0 * number
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
         size[3] = 0.0
@@ -122,13 +123,25 @@ def trained_bytes(
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
     on_device = (1 - problem.run.optimizer_offload_fraction) * owned
     step: np.ndarray = sizes.step * on_device
-    if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
-        step = step + (HALF + FP32) * (np.minimum(on_device, memory.fp32_gradient_copy) if zero == 3 else on_device)
+    if memory.fp32_gradient_copy and sizes.gradient == HALF:
+        step = step + _gradient_copies(zero, elements, on_device, memory.fp32_gradient_copy)
     if zero in (1, 2):
         step = step + memory.list_bytes * elements * several
     if memory.step_peak and zero < 2:
         step = step + np.maximum((memory.step_peak - sizes.states) * owned - sizes.gradient * elements, 0.0)
     return np.array([weights, gradients, state * owned]), step
+
+
+def _gradient_copies(zero: int, elements: np.ndarray, updated: np.ndarray, at_once: float) -> np.ndarray:
+    """Return the bytes that copies of 16-bit gradients in a step add to what is held, [splits]; at_once: of ZeRO-3, elements.
+
+    Of the partition a flat one and one in fp32; ZeRO-1 frees the gradients first (DeepSpeed 0.19, stage_1_and_2.py, epilogue of
+    the reduction). Without ZeRO all are cast and then joined in fp32, beside the 16-bit ones (fp16/fused_optimizer.py, step).
+    """
+    if not zero:
+        return 2.0 * FP32 * updated
+    copies: np.ndarray = (HALF + FP32) * (np.minimum(updated, at_once) if zero == 3 else updated)
+    return np.maximum(copies - HALF * elements, 0.0) if zero == 1 else copies
 
 
 def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_head: np.ndarray) -> np.ndarray:

@@ -131,6 +131,7 @@ def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> li
     """Return the kernels of an optimizer's step on ``owned`` parameters of a group: a rank's whole ones, or its ZeRO shard."""
     sync, here = problem.framework.data_parallel, 1.0 - problem.run.optimizer_offload_fraction
     moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
+    moved += sync.whole_step_bytes * (kind == "whole")
     passes = {"bytes": owned * problem.element_bytes.gradient * sync.gradient_passes}
     return [
         *optimizer_ops(problem, f"optimizer.{kind}", owned),

@@ -162,7 +162,10 @@ def _synchronisation(
     alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))
     if framework.data_parallel.shards_at_once:
         alone = np.where(whole, alone, 1.0)
-    sync = reduce.overlapped_with(under, alone) if run.overlap_grad_reduce else reduce.exposed
+    sync = reduce.exposed
+    if run.overlap_grad_reduce:
+        late = framework.data_parallel.overlaps_sharded_alone & ((zero == 0) | (pp > 1))
+        sync = np.where(late, sync, reduce.overlapped_with(under, alone))
     gathered = (
         gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed
     )

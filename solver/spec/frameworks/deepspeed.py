@@ -45,6 +45,16 @@ MEGATRON_DEEPSPEED = Framework(
         bucket_elements=500e6,  # reduce_bucket_size
         fused_gradient_accumulation=False,
         accumulation_casts=True,  # runtime/bf16_optimizer.py, _update_hp_grad: lp.grad.to(hp_grad.dtype), then add_
+        # stage_1_and_2.py: into the bucket, div_ in average_tensor, flatten in allreduce_bucket; without ZeRO engine.py:
+        # flatten, mul_, and back
+        bucket_copy_bytes=12.0,
+        # stage3.py: into the bucket; comm/coalesced_collectives.py: cat and div_ of the whole
+        reduce_scatter_copies=6.0,
+        sharded_gather_copies=2.0,  # partition_parameters.py, AllGatherCoalescedHandle.wait: cat of the partitions
+        # engine.py: buffered_allreduce_fallback after the backward pass without ZeRO; with a pipeline overlap is turned off
+        overlaps_sharded_alone=True,
+        # fp16/fused_optimizer.py: search for overflows 4, join 8, norm 4, unscaling 8, weights in 16 bits 6 (casts are counted)
+        whole_step_bytes=30.0,
     ),
     pipeline=Pipeline(blocking_sends=4.0),  # the engine sends and receives one after the other
     # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, two with overlap_comm (setup_buckets), and, in step, an
@@ -73,7 +83,12 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
     "megatron-deepspeed-2021",
     "2021-03",
     aliases=("deepspeed 0.3",),
-    data_parallel={"zero3_by_tensor": True, "list_seconds_per_rank": 14e-6},
+    data_parallel={
+        "zero3_by_tensor": True,
+        "list_seconds_per_rank": 14e-6,
+        "reduce_scatter_copies": 0.0,
+        "sharded_gather_copies": 0.0,
+    },
     uncertainty=0.15,
 )
 
@@ -121,7 +136,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
     can_run={"pipeline_layout": True, "zero_stages": (0, 1), "offloads": ()},
     kernels={"dropout": False, "bias_apart": False, "tf32": True},
-    data_parallel={"optimizer_bytes_per_parameter": 131.0},
+    data_parallel={"optimizer_bytes_per_parameter": 131.0, "whole_step_bytes": 0.0, "bucket_copy_bytes": 24.0},
     memory={"fp32_gradient_copy": 0.0, "keeps_half_gradients": False},
 )
 

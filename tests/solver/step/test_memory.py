@@ -310,7 +310,8 @@ def test_gaps_of_the_allocator_by_stages() -> None:
 def test_no_gap_holds_the_gradient_of_the_embedding(framework: str, grad_dtype: str, bytes_each: int) -> None:
     # each micro batch makes one of the whole table on the first of two stages; DeepSpeed casts it before it adds it to fp32
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework=framework, grad_dtype=grad_dtype)
-    found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=2)])
+    run = problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=2, micro_batch_size=64)  # so much that no step is the peak
+    found = estimated(problem, [run])
     stages = memory_of_stages(found, 0)
     gaps = stages.reserved - stages.allocated - 0.35 * stages.parts[STATIC_PARTS:].sum(axis=0)
     assert gaps == pytest.approx([bytes_each * 256 * 64, 0], abs=1e-3)
@@ -350,8 +351,11 @@ def test_gradients_and_buckets_of_deepspeed(overlaps: bool, buckets: int) -> Non
 
 
 def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:
-    # 2 + 4 bytes of what a rank updates, under ZeRO-3 of a billion at a time; nothing where gradients are in fp32
-    for zero, ranks, expected in ((1, 2, 6 * 1.5e9), (2, 2, 6 * 1.5e9), (3, 2, 6 * 1e9), (1, 1, 6 * 3e9)):
+    # 2 + 4 bytes of what a rank updates, under ZeRO-3 of a billion at a time, under ZeRO-1 less the whole gradients, which are
+    # freed before; 4 + 4 of all without ZeRO; nothing where gradients are in fp32
+    for zero, ranks, expected in (
+        (1, 2, 6 * 1.5e9 - 2 * 3e9), (1, 4, 0.0), (2, 2, 6 * 1.5e9), (3, 2, 6 * 1e9), (1, 1, 4 * 3e9), (0, 1, 8 * 3e9),
+    ):  # fmt: skip
         problem = make_problem(TINY, ranks, toy_cost(), **TINY_RUN, framework="megatron-deepspeed")
         owned = np.array([3e9 / ranks])
         _, step = trained_bytes(problem, LINEARS, zero, np.array([3e9]), owned, np.array([ranks > 1]), np.array([False]))

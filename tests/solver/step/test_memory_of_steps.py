@@ -14,6 +14,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.spec.precision import element_bytes
 from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
 from solver.step.memory import PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
@@ -139,6 +140,7 @@ def test_zero_1_of_one_rank_is_zero_0_under_isp() -> None:
 def test_buckets_of_internevo(elements: int, buckets: float) -> None:
     # of 512 Mi elements in 16 bits, at most two and no more than there are gradients; none while all fit one, or under FSDP
     problem = make_problem(MODEL, 8, toy_cost(), 32, framework="internevo-2024")
-    found = bucket_bytes(problem, np.array([float(elements)]))
+    splits = Layouts.of([problem.run]).splits
+    found = bucket_bytes(problem, np.array([float(elements)]), splits)
     assert found[:3, 0] == pytest.approx(np.full(3, buckets * 2**29 * 2), rel=1e-8)
     assert found[3, 0] == 0.0

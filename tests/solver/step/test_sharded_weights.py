@@ -100,7 +100,7 @@ def test_each_overlap_of_fsdp_hides_its_own_messages() -> None:
 
 def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
     found = _sharded("megatron-deepspeed")
-    assert found.terms.sharded.gather[0].kernels[0] == 0
+    assert found.terms.sharded.gather[0].kernels[0] == pytest.approx(2 * 2 * LAYER / 1e12)  # a copy: read and written
     assert part(found, "fsdp_exposed")[0] < part(_sharded("megatron-deepspeed-2021"), "fsdp_exposed")[0]
 
 
@@ -116,3 +116,20 @@ def test_nothing_hides_the_first_gather_nor_the_ends() -> None:
                  zero_shard_size=8, micro_batch_size=4096)  # fmt: skip
     exposed = 2 * LAYER * (2 * 2 + 4) / 10 + LAYER * 2 + (2 * 16_384 + 64) * 6
     assert part(found, "fsdp_exposed")[0] == pytest.approx(exposed * LINK, rel=1e-9)
+
+
+def test_deepspeed_copies_gradients_into_buckets_and_overlaps_only_sharded_ones() -> None:
+    elements = 2 * LAYER + 2 * 16_384 + 64
+    alone = {"overlap_grad_reduce": False}
+    for zero in (0, 1):  # one after the other: 12 bytes a parameter are copied once, and the buckets all-reduced
+        found = tiny("megatron-deepspeed", 8, TINY, alone, zero=zero, zero_shard_size=8 if zero else 1, micro_batch_size=256)
+        copied = found.terms.all_reduce.kernels[0]
+        assert copied == pytest.approx(12 * elements / 1e12, rel=1e-9)
+    large = TINY.replace(num_hidden_layers=32, hidden_size=4096, intermediate_size=16_384)  # several buckets of 500 million
+    for zero, pp, hides in ((0, 1, False), (1, 1, True), (1, 2, False)):
+        layout = {"zero": zero, "zero_shard_size": 8 // pp if zero else 1, "pp": pp, "dp": 8 // pp, "micro_batch_size": 256}
+        late, beside = (
+            part(tiny("megatron-deepspeed", 8, large, {"overlap_grad_reduce": overlaps}, **layout), "gradient_sync")[0]
+            for overlaps in (False, True)
+        )
+        assert (beside < late) == hides and beside <= late
