@@ -174,8 +174,9 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     backward pass runs.
 
     ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
-    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered, except
-    in frameworks whose buffers stay or gather ahead (those without a root). The largest kind of layer decides.
+    all-gathered layers, one layer's whole gradients and, if the root has both ends, those of the head in the latter; while the
+    loss is computed no layer is gathered, except in frameworks whose buffers stay or gather ahead (those without a root). The
+    largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
@@ -187,5 +188,7 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
+    # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
+    waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay))
     at_loss = fsdp * (not stay)
-    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp]])
+    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp + waiting]])

@@ -269,13 +269,14 @@ def test_zero_3_shards_the_only_master_weights() -> None:
 
 
 def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
-    # embedding and head (with its norm) in 16 bits beside the two gathered layers; gradients take the parameters' type
+    # embedding and head (with its norm) in 16 bits beside the two gathered layers; gradients take the parameters' type, and
+    # those of the head wait for the embedding's
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="fsdp")
     found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, num_micro_batches=2)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     assert found.memory.parts[PARTS.index("gradients"), 0] == 4 * elements / 8
     layers = TINY_LAYER * (2 * 2 + 2)
-    assert found.memory.parts[PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64)
+    assert found.memory.parts[PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64) + 2 * (256 * 64 + 64)
 
 
 def test_two_weight_ranks_hold_a_pool_too() -> None:
