@@ -51,9 +51,15 @@ def _permutation(shapes: Shapes, name: str) -> list[Op]:
     """
     run = shapes.run
     rows = sent_rows(shapes) if run.moe_dispatcher == "alltoall" else expert_rows(shapes)
-    size = (arriving_rows(shapes) + rows) * _row(shapes)
-    chain = 1.0 if run.moe_permute_fusion or run.moe_dispatcher == "hybridep" else 2.0
-    return memory_bound(name, MODULE, "permute", size, chain, chain, gradient="permute_grad")
+    own_kernels = (run.moe_dispatcher == "hybridep") & ~stays_home(shapes)
+    size = (arriving_rows(shapes) + rows) * _row(shapes) * np.where(run.moe_permute_fusion | own_kernels, 1.0, 2.0)
+    return memory_bound(name, MODULE, "permute", size, 1.0, 1.0, gradient="permute_grad")
+
+
+def stays_home(shapes: Shapes) -> np.ndarray:
+    """Return whether a rank holds all experts whole, [keys]: nothing is exchanged, and any dispatcher sorts as all-to-alls do;
+    Megatron-Core's flex dispatcher refuses that (token_dispatcher.py, MoEFlexTokenDispatcher)."""
+    return np.asarray(shapes.keys.ep * shapes.keys.etp == 1)
 
 
 def _sorts(shapes: Shapes, name: str) -> list[Op]:
@@ -62,9 +68,11 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     With ep 1, too: Megatron-Core's dispatch_postprocess sorts rows that no other rank sent all the same, and torchtitan's
     indices_padding_wrapper copies them to padded rows.
     """
-    if shapes.run.moe_dispatcher != "alltoall":
+    if shapes.run.moe_dispatcher == "allgather":
         return []
     several = np.where(shapes.model.num_experts // shapes.keys.ep > 1, 1.0, 0.0)
+    if shapes.run.moe_dispatcher != "alltoall":
+        several = several * stays_home(shapes)
     passes = EAGER_SORTS[name] if weighs_in_fp32(shapes) else (2.0, 2.0)
     copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), *passes, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]

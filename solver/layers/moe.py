@@ -12,7 +12,14 @@ from itertools import product
 import numpy as np
 
 from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
-from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send, weighs_in_fp32
+from solver.layers.expert_exchange import (
+    WIDE_PROBABILITIES,
+    combine_ops,
+    dispatch_ops,
+    stays_home,
+    waits_to_send,
+    weighs_in_fp32,
+)
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import gradient_sums, linear, memory_bound, tp_collective
@@ -136,10 +143,11 @@ def _padding(shapes: Shapes, name: str, elements: Array) -> list[Op]:
     Source: Megatron-Core's TEGroupedMLP in quantised runs. Rows that a capacity makes equal need none; hybrid-EP's kernels and
     fused experts pad by themselves.
     """
-    padded = shapes.run.moe_capacity_factor or shapes.run.moe_dispatcher == "hybridep"
-    if shapes.recipe is None or padded or not _quantised_apart(shapes):
+    if shapes.recipe is None or shapes.run.moe_capacity_factor or not _quantised_apart(shapes):
         return []
-    return memory_bound(name, MODULE, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element)
+    copied = stays_home(shapes) if shapes.run.moe_dispatcher == "hybridep" else np.full(np.shape(shapes.keys.ep), True)
+    ops = memory_bound(name, MODULE, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element)
+    return [replace(op, count=op.count * copied) for op in ops]
 
 
 def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:

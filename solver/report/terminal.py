@@ -93,11 +93,14 @@ def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> st
     return f"Sure to fit, {change:+.1%} time: {describe_strategy(sure.layout)}; {memory}"
 
 
+LEAST_CHANGE = 5e-4  #: of the step by layers assigned to the stages, that is worth a word
+
+
 def balance_text(balance: Balanced) -> Text:
     """Return what assigning single layers to the stages brings."""
     memory = f"{balance.solutions.memory.device[0] / GIB:.1f} GiB"
     change = balance.seconds / balance.before - 1
-    if change > -5e-4:
+    if change > -LEAST_CHANGE:
         return Text("Layers assigned to the stages one by one make the step no shorter.", style="bold")
     by_stage = balance.solutions.problem.run.recompute_stage_layers
     other = (
