@@ -80,8 +80,8 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     answer = chosen.solutions if chosen else _recommended(result)
     remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
     balance = _balance_line(result, chosen) if chosen else _with_balance(result)
-    hints = [_own_layout(whole, result, sequences), _with_overlap(result, sequences)]
-    hints.insert(0 if chosen else len(hints), balance)
+    others_said = (_own_layout(whole, result, sequences), _with_overlap(result, sequences))
+    hints = (balance, *others_said) if chosen else (*others_said, balance)
     remarks += [line for line in hints if line] + ([] if args.also else _with_settings(result))
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:

@@ -70,9 +70,8 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     """
     if shapes.run.moe_dispatcher == "allgather":
         return []
-    several = np.where(shapes.model.num_experts // shapes.keys.ep > 1, 1.0, 0.0)
-    if shapes.run.moe_dispatcher != "alltoall":
-        several = several * stays_home(shapes)
+    in_order = (shapes.run.moe_dispatcher != "alltoall") & ~stays_home(shapes)
+    several = np.where((shapes.model.num_experts // shapes.keys.ep > 1) & ~in_order, 1.0, 0.0)
     passes = EAGER_SORTS[name] if weighs_in_fp32(shapes) else (2.0, 2.0)
     copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), *passes, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]

@@ -145,7 +145,7 @@ def _padding(shapes: Shapes, name: str, elements: Array) -> list[Op]:
     """
     if shapes.recipe is None or shapes.run.moe_capacity_factor or not _quantised_apart(shapes):
         return []
-    copied = stays_home(shapes) if shapes.run.moe_dispatcher == "hybridep" else np.full(np.shape(shapes.keys.ep), True)
+    copied = stays_home(shapes) | (shapes.run.moe_dispatcher != "hybridep")
     ops = memory_bound(name, MODULE, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element)
     return [replace(op, count=op.count * copied) for op in ops]
 

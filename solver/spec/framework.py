@@ -157,7 +157,8 @@ class DataParallel:
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
-    whole_step_bytes: float = 0.0  #: further traffic per parameter of a step on parameters that are not sharded (ZeRO-0)
+    #: Further traffic per parameter of a step on parameters that are not sharded (ZeRO-0), where gradients have 16 bits.
+    whole_step_bytes: float = 0.0
     optimizer_launches: float = 0.0  #: kernels that the host launches for each tensor in a step; 0: for all at once
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.

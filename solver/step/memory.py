@@ -223,9 +223,7 @@ class PeakMemory:
         share = np.where(splits.pp == 1, alone, several)[self._layouts.row]
         reserved = allocated + share * dynamic
         if alone or several:
-            reserved = (
-                reserved + self._embedding_gradient[self._layouts.row] * (self._stages.index[stage] == 0)[self._layouts.row]
-            )
+            reserved = reserved + (self._embedding_gradient * (self._stages.index[stage] == 0))[self._layouts.row]
         if memory.collective_gaps:
             layers = self._stages.layers[stage, self._layouts.row]
             reserved = reserved + memory.collective_gaps * layers * self._gathered[self._layouts.row]

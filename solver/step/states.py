@@ -90,7 +90,7 @@ def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.nd
     number = np.full((4, len(trained)), float(memory.gradient_buckets))
     alone = (splits.pp == 1) | (not problem.framework.data_parallel.overlaps_sharded_alone)
     number[1:3] += memory.second_bucket * problem.run.overlap_grad_reduce * alone
-    size = number * elements if memory.gradient_buckets else 0.0 * number
+    size = number * (elements if memory.gradient_buckets else 0.0)  # without buckets their size is infinite
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
         size[3] = 0.0

@@ -11,7 +11,7 @@ from solver.layers.program import MEMORY_BOUND, OTHERS, Op, message
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Placement, placement
 from solver.spec.precision import MOMENTS
-from solver.spec.recipes import FP32
+from solver.spec.recipes import FP32, HALF
 from solver.step.ddp_buckets import ddp_buckets
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
@@ -131,7 +131,7 @@ def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> li
     """Return the kernels of an optimizer's step on ``owned`` parameters of a group: a rank's whole ones, or its ZeRO shard."""
     sync, here = problem.framework.data_parallel, 1.0 - problem.run.optimizer_offload_fraction
     moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
-    moved += sync.whole_step_bytes * (kind == "whole")
+    moved += sync.whole_step_bytes * (kind == "whole" and problem.element_bytes.gradient == HALF)
     passes = {"bytes": owned * problem.element_bytes.gradient * sync.gradient_passes}
     return [
         *optimizer_ops(problem, f"optimizer.{kind}", owned),

@@ -136,7 +136,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
     can_run={"pipeline_layout": True, "zero_stages": (0, 1), "offloads": ()},
     kernels={"dropout": False, "bias_apart": False, "tf32": True},
-    data_parallel={"optimizer_bytes_per_parameter": 131.0, "whole_step_bytes": 0.0, "bucket_copy_bytes": 24.0},
+    data_parallel={"optimizer_bytes_per_parameter": 131.0, "bucket_copy_bytes": 24.0},
     memory={"fp32_gradient_copy": 0.0, "keeps_half_gradients": False},
 )
 
