@@ -2,7 +2,9 @@
 
 Sources: huggingface/accelerate src/accelerate/utils/dataclasses.py (FullyShardedDataParallelPlugin, TorchDynamoPlugin),
 utils/fsdp_utils.py, examples/config_yaml_templates and examples/torch_native_parallelism/configs. FSDP2 computes and reduces in
-the type of mixed precision, as FSDP1 does; DDP computes in it and reduces in fp32.
+the type of mixed precision, as FSDP1 does; DDP computes in it and reduces in fp32. accelerate and transformers' trainer keep
+gradients of FSDP1 whole until a step's last micro batch (accelerator.py, no_sync; trainer.py) unless they are told to reduce
+each; FSDP2's modules have no no_sync.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from solver.formats.known_keys import Described, Known, check_described, check_k
 from solver.formats.literal_python import Section
 from solver.formats.script_words import arguments, program_at, script_words, settings_after
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import PROGRAM, trainer_fields
+from solver.formats.trainer_script import PROGRAM, SYNC_RELEASES, syncs_each_batch, trainer_fields
 from solver.spec.frameworks import framework_of
 
 FSDP1, FSDP2, DDP = "fsdp", "torchtitan-2025-06", "pytorch-ddp"
@@ -83,13 +85,17 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
         "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
         "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
     }  # fmt: skip
-    batch, unread = _launched(sections, source, dtype)
+    batch, unread, syncs = _launched(sections, source, dtype)
+    notes: tuple[str, ...] = ()
+    if shards["framework"] == FSDP1 and shards["zero"] and batch.get("num_micro_batches") != 1:
+        notes = (SYNC_RELEASES,) if syncs else ()
+        layout |= {} if syncs else {"defer_grad_sync": True}
     model = model_beside(source, "accelerate's settings hold no model")
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
     refusals = broken(RULES, Arguments(flattened(sections), world))
     assumed, per_node = tuple(sorted(stated - batch.keys())), world // machines if machines > 1 else 0
-    return FileRun(model, layout | batch, assumed, ignored, refusals=refusals, gpus_per_node=per_node)
+    return FileRun(model, layout | batch, assumed, ignored, notes, refusals, per_node)
 
 
 def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
@@ -122,8 +128,9 @@ _PLACES = {
 }  # fmt: skip
 
 
-def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what the script of the same name states, where there is one, and its arguments that are not read.
+def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[str, Any], tuple[str, ...], bool]:
+    """Return what the script of the same name states, where there is one, its arguments that are not read, and whether it
+    reduces every micro batch's gradients.
 
     Raises InputError where it gives accelerate another value than the settings, which it would take instead.
     """
@@ -131,7 +138,7 @@ def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[s
     words = script_words(script) if script else []
     at = program_at(words, PROGRAM)
     if script is None or at is None:
-        return {}, ()
+        return {}, (), False
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
     plain = flattened(sections)
     for argument, value in arguments(words[start:at], script.path).items():
@@ -141,7 +148,8 @@ def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[s
             raise InputError(
                 f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
             )
-    return trainer_fields(arguments(words[at + 1 :], script.path), precision, script.path)
+    given = arguments(words[at + 1 :], script.path)
+    return *trainer_fields(given, precision, script.path), syncs_each_batch(given, script)
 
 
 def settings_of_script(source: Source) -> Source:

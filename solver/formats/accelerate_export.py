@@ -10,7 +10,7 @@ from solver.formats.accelerate_config import DTYPES, FSDP1, FSDP2, STRATEGIES
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
 from solver.formats.torchrun import nodes_of
-from solver.formats.trainer_script import trainer_lines
+from solver.formats.trainer_script import SYNC_RELEASES, trainer_lines
 from solver.formats.yaml_text import write_yaml
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -43,11 +43,13 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     if run.compile:
         settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": False}
     comment = f"{model.name} on {run.world_size} GPUs, for {VERSION.get(framework, _OF_DDP)}."
+    syncs = framework == FSDP1 and run.zero > 0 and run.num_micro_batches > 1 and not run.defer_grad_sync
     wide = {"bf16": "--bf16", "fp16": "--fp16"}.get(run.precision, "")
     script = [
         "#!/bin/sh", f"# {comment}", "# Run it on every node, with its --machine_rank and the first one's --main_process_ip.",
         "# DATASET and TOKENIZER are yours; the model is made anew from its config.json.",
-        f"accelerate launch --config_file {shlex.quote(f'{name}.yaml')} \\", *trainer_lines(run, name, wide),
+        *([f"# {SYNC_RELEASES}."] if syncs else []),
+        f"accelerate launch --config_file {shlex.quote(f'{name}.yaml')} \\", *trainer_lines(run, name, wide, syncs=syncs),
     ]  # fmt: skip
     return {f"{name}.yaml": write_yaml(settings, [comment]), f"{name}.sh": "\n".join(script),
             model_path(name): config_json(model)}  # fmt: skip

@@ -6,13 +6,15 @@ nor an FSDP plugin holds the sequence, and only arguments of the program say it.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.file_run import model_path
+from profiler.text_file import json_object
+from solver.formats.file_run import Source, model_path
 from solver.formats.script_words import whole_argument
 from solver.spec.strategy import Strategy
 
@@ -31,6 +33,10 @@ _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 _OFF = ("false", "no", "none")
 _PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 _AGAIN = "--gradient_checkpointing"
+_ACCELERATOR = "--accelerator_config"
+#: Every micro batch's gradients are reduced. The trainer of transformers 4.46 to 5.1 does not heed it (pull request 43919).
+_SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+SYNC_RELEASES = "transformers 4.46 to 5.1 ignore sync_each_batch and keep whole gradients (--set defer_grad_sync=true)"
 #: Data, evaluation, logs, checkpoints and numbers of the optimizer: neither time nor memory of a step.
 _NEUTRAL = re.compile(
     r"--(?:eval|evaluation|per_device_eval|save|load_best|logging|log|report|hub|push_to|dataset|data|train|validation|output|"
@@ -72,6 +78,26 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
     return found, tuple(name for name in given if name not in read)
 
 
+def syncs_each_batch(given: dict[str, Any], source: Source) -> bool:
+    """Return whether a trainer's arguments have it reduce every micro batch's gradients. Raises InputError if unreadable."""
+    if _ACCELERATOR not in given:
+        return False
+    text, where = str(given[_ACCELERATOR]), source.path
+    if not text.lstrip().startswith("{"):
+        where = source.path.parent / text
+        beside = source.beside(text)
+        if beside is None:
+            raise InputError(f"{source.path}: {_ACCELERATOR} {text} is not there; put the file beside the script")
+        text = beside
+    stated = json_object(text, where).get("gradient_accumulation_kwargs") or {}
+    value = stated.get("sync_each_batch", False) if isinstance(stated, dict) else stated
+    if not isinstance(value, bool):
+        raise InputError(
+            f"{where}: sync_each_batch of gradient_accumulation_kwargs is {shown(value)}; it must be true or false"
+        )
+    return value
+
+
 def _on(given: dict[str, Any], name: str, path: Path) -> bool:
     """Return a switch, which may stand alone or with a value."""
     value = str(given[name]).lower()
@@ -80,9 +106,10 @@ def _on(given: dict[str, Any], name: str, path: Path) -> bool:
     return value == "true"
 
 
-def trainer_lines(run: Strategy, name: str, settings: str) -> list[str]:
-    """Return the lines of a script from the program on. settings: further arguments."""
+def trainer_lines(run: Strategy, name: str, settings: str, *, syncs: bool = False) -> list[str]:
+    """Return the lines of a script from the program on. settings: further arguments. syncs: every micro batch's gradients."""
     numbers = [f"  {argument} {getattr(run, field)} \\" for argument, field in BATCH.items()]
     data = "  --dataset_name DATASET --tokenizer_name TOKENIZER --do_train --output_dir output"
+    settings += f" {_ACCELERATOR} {shlex.quote(json.dumps(_SYNC_EACH_BATCH))}" if syncs else ""
     model = shlex.quote(model_path(name).rsplit("/", 1)[0])
     return [f"  {PROGRAM} --config_name {model} {settings}".rstrip() + " \\", *numbers, data, ""]

@@ -47,7 +47,9 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
     gathering = "parameters.all_gather" if zero in (1, 2) else ""
     updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", *times}
     sync = problem.framework.data_parallel
-    every = ({gathering} if sync.shards_units else set()) | (set() if problem.defers_sync else {reducing})
+    every = ({gathering} if sync.shards_units and not problem.runs_no_sync else set()) | (
+        set() if problem.defers_sync else {reducing}
+    )
     every = every if zero == 2 and pp == 1 else set()
     found = dict[str, list[Piece]]()
     for name, piece in _pieces(solutions, index):

@@ -153,6 +153,9 @@ class DataParallel:
     accumulates_whole: bool = False
     #: Without a pipeline too gradients stay whole until a step's last micro batch, unless a run says no (defer_grad_sync).
     defers_sync: bool = False
+    #: FSDP1: a run may do so too (no_sync). Gradients stay in the type of compute, each micro batch's joined before they are
+    #: added, and under ZeRO-2 the gathered weights stay until the last one (_runtime_utils.py, _should_free_in_backward).
+    no_sync: bool = False
     #: That kernel is preceded by another, which casts the gradient to the buffer's type.
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits

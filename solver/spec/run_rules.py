@@ -171,7 +171,7 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
         ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
         (
-            framework.data_parallel.defers_sync or s.defer_grad_sync is None,
+            framework.data_parallel.defers_sync or framework.data_parallel.no_sync or s.defer_grad_sync is None,
             f"{name} does not offer defer_grad_sync; leave it out",
         ),
     )

@@ -75,6 +75,11 @@ class Problem:
         return self.framework.data_parallel.defers_sync if stated is None else stated
 
     @property
+    def runs_no_sync(self) -> bool:
+        """Whether they do so as under FSDP1's no_sync."""
+        return self.defers_sync and self.framework.data_parallel.no_sync
+
+    @property
     def fused_accumulation(self) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
         return self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

@@ -118,7 +118,8 @@ def trained_bytes(
     here = gradients_here(problem) if zero > 1 else 1.0
     reduced = np.where(keeps, 0, memory.sharded_gradient_bytes if zero == 3 else 0)
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
-    gradients = gradients + (np.where(reduced, reduced, sizes.gradient) + kept_halves(problem)) * whole * here
+    kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
+    gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here
     beside = memory.partition_bytes if zero in (1, 2) else 0.0
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
     on_device = (1 - problem.run.optimizer_offload_fraction) * owned

@@ -106,12 +106,14 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
     """Return the kernels that cast a group's weights, add its gradients to a buffer, and pass over that buffer.
 
     An addition reads the new gradient, reads and writes the buffer; it is not needed with Megatron's fused GEMMs or FSDP's
-    shards. A cast before it writes the gradient in the buffer's type, which is read in its place.
+    shards. A cast before it writes the gradient in the buffer's type, which is read in its place. Under FSDP1's no_sync
+    autograd first joins the gradients of a unit's parameters, a read and a write more.
     """
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
-    apart = not problem.fused_accumulation or sync.accumulates_whole
+    apart = not problem.fused_accumulation or sync.accumulates_whole or problem.runs_no_sync
     casts = sync.accumulation_casts and sizes.gradient > sizes.weight
-    added = sizes.weight + 2.0 * sizes.gradient * (1 + casts)
+    mixed = sizes.gradient > sizes.weight and not casts and not problem.runs_no_sync
+    added = 5.0 * sizes.activation if problem.runs_no_sync else sizes.weight + 2.0 * sizes.gradient * (1 + casts)
 
     def kernel(what: str, module: str, size: float, there: bool, variant: str) -> Op:
         dims = {"bytes": group.elements * size * there}
@@ -120,9 +122,7 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
     cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
     return [
         *cast,
-        kernel(
-            "accumulation", "gradients", added, apart, "mixed" if sizes.gradient > sizes.weight and not casts else "residual"
-        ),
+        kernel("accumulation", "gradients", added, apart, "mixed" if mixed else "residual"),
         kernel("gradient_buffer", "gradients", sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0, "residual"),
     ]
 

@@ -85,13 +85,14 @@ def accumulations(problem: Problem, zero: Any, number: Any, pp: Any) -> np.ndarr
 
     To a buffer that is wider than what autograd returns all are added; else the first ones stay. FSDP2 behind a pipeline, and
     where it defers reducing them, casts the first ones and adds the others, unless it reduces all at once (_fsdp_param.py,
-    to_accumulated_grad_if_needed).
+    to_accumulated_grad_if_needed). Under FSDP1's no_sync the first ones stay.
     """
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
     again = (number - (sizes.gradient <= sizes.weight)) * (not problem.fused_accumulation)
     cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
     late = sync.accumulates_whole & ((zero == 2) & (pp > 1) | (zero > 1) & problem.defers_sync)
-    return np.where(late, (number - 1 + cast) * (number > 1), np.where(zero < 2, again, 0.0))
+    joined = np.where((zero > 1) & problem.runs_no_sync, number - 1, 0.0)
+    return np.where(late, (number - 1 + cast) * (number > 1), np.where(zero < 2, again, joined))
 
 
 def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
@@ -149,7 +150,7 @@ def _synchronisation(
     often = np.where((zero == 2) & (pp == 1), split.num_micro_batches[row], 1)
     times = np.ones_like(often) if problem.defers_sync else often
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
-    gathers = often if framework.data_parallel.shards_units else np.ones_like(often)
+    gathers = often if framework.data_parallel.shards_units and not problem.runs_no_sync else np.ones_like(often)
     gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
     of_units = framework.data_parallel.shards_units & ~whole

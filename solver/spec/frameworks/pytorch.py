@@ -98,7 +98,7 @@ FSDP = Framework(
         flash_attention=2,  # what scaled_dot_product_attention runs
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True, no_sync=True),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
     memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), sharded_gradient_bytes=4),
@@ -111,7 +111,7 @@ FMS_FSDP = FSDP.derive(
     family="fms-fsdp",
     can_run={"recompute": ("none", "full"), "soft_caps": "", "linear_attention": False},
     kernels={"fused_qkv": True},  # fms, modules/attention.py
-    data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
+    data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0, "no_sync": False},
     recomputation={"selective_is_full": True},
     uncertainty=0.08,  # how many blocks are recomputed is stated by few runs
 )

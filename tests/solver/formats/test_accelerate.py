@@ -106,11 +106,33 @@ def test_the_template_is_exactly_this_layout(tmp_path: Path) -> None:
     assert config.layout == {
         "framework": "fsdp", "world_size": 16, "dp": 16, "tp": 1, "cp": 1, "pp": 1, "zero": 3, "zero_shard_size": 16,
         "precision": "bf16", "grad_dtype": "bf16", "recompute": "none", "recompute_layers": -1, "compile": False,
-        "fused_norm": False, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048,
+        "fused_norm": False, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048, "defer_grad_sync": True,
     }  # fmt: skip
     assert config.assumed == () and {"debug", "rdzv_backend", "fsdp_config.fsdp_use_orig_params"} <= set(config.ignored)
     assert same_model(config.model, model_of("llama3_8b")) and config.seq_len == 2048
     assert load(tmp_path, TEMPLATE, name="run.sh").layout == config.layout
+
+
+@pytest.mark.parametrize(
+    ("argument", "version", "expected"),
+    [
+        ('--accelerator_config \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'', TEMPLATE, None),
+        ("--accelerator_config each.json", TEMPLATE, None),
+        ("--accelerator_config '{\"split_batches\": false}'", TEMPLATE, True),
+        ("", TEMPLATE.replace("FULL_SHARD", "SHARD_GRAD_OP"), True),
+        ("", TEMPLATE.replace("FULL_SHARD", "NO_SHARD"), None),
+        ("", NEWER, None),
+    ],
+)
+def test_fsdp1_keeps_gradients_whole_unless_told_to_reduce_each(
+    argument: str, version: str, expected: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "each.json").write_text('{"gradient_accumulation_kwargs": {"sync_each_batch": true}}')
+    config = load(tmp_path, version, SCRIPT.rstrip() + f" {argument}\n")
+    assert config.layout.get("defer_grad_sync") is expected
+    assert any("4.46 to 5.1" in note for note in config.notes) == bool(argument and expected is None)
+    one = load(tmp_path, version, SCRIPT.replace("accumulation_steps 4", "accumulation_steps 1"))
+    assert "defer_grad_sync" not in one.layout
 
 
 def test_a_script_may_have_another_name(tmp_path: Path) -> None:

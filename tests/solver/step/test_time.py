@@ -87,6 +87,25 @@ def test_deferred_gradients_are_added_whole_and_reduced_once(zero: int) -> None:
     assert gradients == pytest.approx([4 * elements, 4 * elements / 2], rel=1e-9)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_under_no_sync_gradients_are_joined_and_added_in_sixteen_bits(zero: int) -> None:
+    # FSDP1, four micro batches: after the first they are joined (2 bytes read, 2 written) and added (4 read, 2 written)
+    layout = {"dp": 2, "zero": zero, "zero_shard_size": 2, "num_micro_batches": 4}
+    run = {**RUN, "grad_dtype": "bf16", "overlap_grad_reduce": False, "overlap_param_gather": False}
+    whole, each = (tiny("fsdp", 2, run={**run, "defer_grad_sync": defers}, **layout) for defers in (True, None))
+    elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
+    assert part(whole, "gradient_accumulation")[0] == pytest.approx(elements * 3 * 10 * BYTE, rel=1e-9)
+    assert part(each, "gradient_accumulation")[0] == 0
+    gradients = [found.memory.parts[PARTS.index("gradients"), 0] for found in (whole, each)]
+    assert gradients == pytest.approx([2 * elements, (2 if zero == 2 else 4) * elements / 2], rel=1e-9)
+    saved = 3 * elements * (2 * LINK + 4 * 2 * BYTE)  # three reduce-scatters, and the four passes of their copies
+    name = "gradient_sync" if zero == 2 else "fsdp_exposed"
+    assert part(each, name)[0] - part(whole, name)[0] == pytest.approx(saved, rel=1e-6)
+    if zero == 2:  # the gathered weights stay: once a step instead of four times
+        gathered = [part(found, "parameter_gather")[0] for found in (each, whole)]
+        assert gathered[0] == pytest.approx(4 * gathered[1], rel=1e-9) and gathered[1] > 0
+
+
 def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     # five launches of 107 us (Megatron-LM's layers) or 40 us (Transformer Engine's); none in the zero-bubble authors' runtime,
     # nor where sends overlap with the next chunk, nor under other frameworks
