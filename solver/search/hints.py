@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from solver.search.search import SearchResult
-from solver.spec.expert_rules import dispatchers_of
+from solver.spec.expert_rules import suggested_dispatchers
 from solver.spec.feasibility import check_layout
 from solver.spec.model_attention import attention_of
 from solver.spec.run_rules import modules_of
@@ -50,10 +50,18 @@ def _changes(problem: Problem, best: Strategy) -> Iterator[dict[str, Any]]:
     if run.attention == "unfused" and "attention" not in attention_of(framework, model):
         yield {"attention": "flash"}
     if model.is_mixture_of_experts:
-        yield from ({"moe_dispatcher": how} for how in dispatchers_of(framework.can_run, model) if how != run.moe_dispatcher)
+        yield from ({"moe_dispatcher": how} for how in dispatchers_on(problem) if how != run.moe_dispatcher)
     offered = [name for name in modules_of(framework, model) if name in framework.can_run.recompute_modules and name in _CHEAP]
     if best.recompute != "none" and offered:
         yield {"recompute_modules": "+".join(offered)}
+
+
+def dispatchers_on(problem: Problem) -> tuple[str, ...]:
+    """Return the dispatchers that a search suggests on the problem's device."""
+    cluster, vendor = problem.cluster, problem.cost.device.name.split()[0]
+    return suggested_dispatchers(
+        problem.framework.can_run, problem.model, vendor, cluster.nvlink_domain > cluster.gpus_per_node
+    )
 
 
 def _kept(result: SearchResult) -> list[Strategy]:

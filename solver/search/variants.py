@@ -9,9 +9,9 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.search.fixed import parse_names
+from solver.search.hints import dispatchers_on
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
-from solver.spec.expert_rules import dispatchers_of
 from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run_rules import modules_of, offload_broken
@@ -54,7 +54,7 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "cp_comm": lambda p: [how for how in p.framework.can_run.cp_comms if how != "a2a+ring"] or [p.run.cp_comm],
     "tp_comm_overlap": lambda p: _flag(p.framework.can_run.tp_comm_overlap),
     "recompute_modules": _modules,
-    "moe_dispatcher": lambda p: dispatchers_of(p.framework.can_run, p.model),
+    "moe_dispatcher": lambda p: list(dict.fromkeys((*dispatchers_on(p), p.run.moe_dispatcher))),
     "defer_embedding_wgrad_compute": lambda p: _flag(
         p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
     ),

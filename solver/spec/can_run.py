@@ -56,6 +56,7 @@ class CanRun:
     splits_alone: bool = True  #: without ep experts may be whole beside tp above 1; otherwise tp splits each (not described)
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     routings: tuple[str, ...] = ("random",)  #: moe_routing; the last is what its forced balance does
+    deepep_of_amd: bool = False  #: deepep on AMD's GPUs too
     plain_deepep: bool = False  #: deepep only of models without norms of q and k and without attention sinks
     overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
     defers_head: bool = False  #: defer_embedding_wgrad_compute

@@ -111,6 +111,18 @@ def dispatchers_of(can_run: CanRun, model: ModelSpec) -> tuple[str, ...]:
     return tuple(name for name in can_run.dispatchers if plain or name != "deepep" or not can_run.plain_deepep)
 
 
+def suggested_dispatchers(can_run: CanRun, model: ModelSpec, vendor: str, several_hosts: bool) -> tuple[str, ...]:
+    """Return those that a search suggests on a device: kernels on GPUs that they are made for.
+
+    vendor: first word of the device's name. several_hosts: its NVLink domain spans hosts. Source: Megatron-Bridge
+    (training/flex_dispatcher_backend.py, validate_flex_dispatcher_backend): DeepEP on Ampere, Hopper, B200 and B300, hybrid-EP
+    also on GB200 and GB300.
+    """
+    nvidia = vendor == "NVIDIA"
+    runs = {"deepep": nvidia and not several_hosts or can_run.deepep_of_amd and vendor == "AMD", "hybridep": nvidia}
+    return tuple(name for name in dispatchers_of(can_run, model) if runs.get(name, True))
+
+
 def dispatch_broken(run: Strategy) -> str:
     """Return what does not go together with how tokens reach their experts, or ""; rules of Megatron-Core's
     transformer_config.py."""

@@ -46,6 +46,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
         "state_space": False,
         "tp_comm_overlap": False,  # not described over ROCm
         "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
+        "deepep_of_amd": True,  # Primus-Turbo's
     },
 )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from toy import make_problem
 
 from predictor.cost_model import CostModel
-from solver import estimate
+from solver import estimate, load_problem
 from solver.formats.config_file import load_run_config
-from solver.search.hints import faster_settings
+from solver.search.hints import dispatchers_on, faster_settings
 from solver.search.search import search
+from solver.search.variants import DEMANDED
 from solver.spec.feasibility import check_layout
 
 DENSE, EXPERTS = (load_run_config(f"configs/models/{name}.json").model for name in ("llama3_8b", "qwen3_30b_a3b"))
@@ -37,6 +39,23 @@ def test_a_search_with_the_setting_finds_as_much(
     seconds = float(estimate(other, [layout]).times.seconds[0])
     assert seconds / float(result.best.times.seconds[0]) - 1 == pytest.approx(hint.change) and hint.change < 0
     assert float(search(other, 2 * world).best.times.seconds[0]) <= seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("profile", "framework", "expected"),
+    [
+        ("h100_sxm", "megatron-core", {"alltoall", "allgather", "deepep", "hybridep"}),
+        ("b200_sxm", "megatron-core", {"alltoall", "allgather", "deepep", "hybridep"}),
+        ("gb200", "megatron-core", {"alltoall", "allgather", "hybridep"}),
+        ("mi300x", "megatron-core", {"alltoall", "allgather"}),
+        ("mi300x", "primus", {"alltoall", "allgather", "deepep"}),
+    ],
+)
+def test_dispatchers_are_suggested_on_the_gpus_that_they_are_made_for(profile: str, framework: str, expected: set[str]) -> None:
+    problem = load_problem("configs/models/qwen3_30b_a3b.json", 64, profile=profile, framework=framework)
+    assert set(dispatchers_on(problem)) == expected
+    demanded = DEMANDED["moe_dispatcher"](replace(problem, run=problem.run.replace(moe_dispatcher="deepep")))
+    assert set(demanded) == expected | {"deepep"}, "what a run states is compared too"
 
 
 def test_nothing_is_said_of_what_a_model_has_not(h100_model: CostModel) -> None:
