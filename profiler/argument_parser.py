@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -16,7 +17,11 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse's, but an option that is not known is an error of the command that it was given to."""
+        """As argparse's, but an option that is not known is an error of the command that it was given to, and one before the
+        command is named as such."""
+        first = next(iter(sys.argv[1:] if args is None else args), "")
+        if self._commands() and first.startswith("--") and first not in self._option_string_actions:
+            self.error(f"the command comes first: {self.prog} COMMAND {first} ...")
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self._commands().get(str(getattr(found, "command", "")), self)

@@ -59,6 +59,8 @@ def read_primus(sections: Section, source: Source) -> FileRun:
         flags.pop("num-virtual-stages-per-pipeline-rank", None)
         if "recompute-num-layers" in flags and flags.get("recompute-method") == "block":
             flags["recompute-num-layers"] *= schedule["vpp"]
+    if "num-experts" not in flags and "moe_token_dispatcher_type" not in given:  # of the base files, for models with experts
+        flags.pop("moe-token-dispatcher-type", None)
     if source.vocab_size:
         flags.setdefault("vocab-size", source.vocab_size)
     world, assumed = _world(flags, source)

@@ -189,6 +189,7 @@ def test_a_layout_that_no_file_of_its_framework_states_is_named(
         ("export e.sh --model_size llama3_8b --fix tp=2", "--fix fixes axes of a search; give --best too"),
         ("search --max-tp 0", "--max-tp is 0; it must be a positive whole number"),
         ("search --export x.foo", "--export x.foo: a layout of internevo-2024 is written as .py"),
+        ("--world_size 64", "the command comes first: foretrain COMMAND --world_size ..."),
         ("search --health x.log", "unrecognized arguments: --health x.log"),
         ("search --framework megatron-core-0.99", "'0.99' of 'megatron-core-0.99' is no release that is described"),
     ],

@@ -101,6 +101,7 @@ def test_what_an_example_leaves_to_the_base_file(tmp_path: Path) -> None:
     assert bare.layout["seq_len"] == 1024
     padded = load(tmp_path, f"{LLAMA}      padded_vocab_size: 129024\n")
     assert (padded.model.vocab_size, padded.model.padded_vocab(4)) == (config.model.vocab_size, 129024)
+    assert not any("num-experts" in note for note in config.notes), "the base file's dispatcher is no remark on a dense model"
 
 
 @pytest.mark.parametrize("name", sorted(CONSTANTS))
