@@ -33,7 +33,7 @@ from solver.report.timeline import step_timeline
 from solver.search.laid_out import search_with_strings
 from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 from solver.step.solutions import Solutions
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Answer:
     @property
     def fits(self) -> bool:
         """Whether the upper bound of the memory fits too."""
-        return self.best.verdict(0) == VERDICTS[0]
+        return self.best.verdict(0) == FITS
 
     def why(self, index: int = 0) -> Explanation:
         """Return the step of the ``index``-th best layout line by line."""

@@ -15,7 +15,7 @@ from solver.api import configured_strategy, estimate, without_filling
 from solver.formats.config_file import RunConfig
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.strategy import Strategy
-from solver.step.memory import PARTS, VERDICTS
+from solver.step.memory import AT_RISK, FITS, OUT_OF_MEMORY, PARTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
@@ -94,7 +94,7 @@ def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
         return next(_tried([(count * unit, longer, layout.replace(seq_len=count * unit))]), None)
 
     tried: dict[int, Tried | None] = {}
-    for allowed in (VERDICTS[:1], VERDICTS[:2]):  # the bound's limit, and the point estimate's
+    for allowed in ((FITS,), (FITS, AT_RISK)):  # the bound's limit, and the point estimate's
         _bisect(with_length, allowed, most, tried)
     ends = "the model has positions for no more" if most < WHOLE_NUMBERS["seq_len"][1] // unit else "no longer one was tried"
     return _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None], ends)
@@ -125,7 +125,7 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
             broken[dp] = error
 
     tried = [one for dp in range(own.dp, 0, -1) for one in on(dp)]
-    if tried and tried[0].verdict == VERDICTS[2]:
+    if tried and tried[0].verdict == OUT_OF_MEMORY:
         more = [one for doubling in range(1, _DOUBLINGS + 1) for one in on(own.dp << doubling)]
         tried = [*reversed(more), *tried]
     fewest = (
@@ -138,10 +138,10 @@ def _limit(what: str, tried: Iterable[Tried], ends: str) -> Limit:
     """Return the limit among values that need more and more memory, up to the first that does not fit; ends: as in Limit."""
     surely = likely = None
     for one in tried:
-        if one.verdict == VERDICTS[2]:
+        if one.verdict == OUT_OF_MEMORY:
             return Limit(what, surely, likely, one, ends)
         likely = one
-        surely = one if one.verdict == VERDICTS[0] else surely
+        surely = one if one.verdict == FITS else surely
     return Limit(what, surely, likely, None, ends)
 
 

@@ -24,7 +24,7 @@ from solver.report.pictures import save_figure
 from solver.report.plan import Machine, Training, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows, plan_table
 from solver.search.fixed import parse_fixed
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 from solver.terminal_run import progress_bar
 
 _LEAST, _MOST = 8, 16384
@@ -83,7 +83,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     console.print(answer(found, args.days, args.budget), style="bold", markup=False)
     console.print(plan_table(found))
     left_out = "" if interrupted(args) else "Days without failures, checkpoints and evaluation (--mtbf counts them). "
-    risky = any(one.result.best.verdict(0) != VERDICTS[0] for one in found)
+    risky = any(one.result.best.verdict(0) != FITS for one in found)
     front = "?: may not fit. " * risky + ("*: no other is both faster and cheaper. " if args.machines else "")
     console.print(
         f"{front}{left_out}Energy: GPUs at their limit of power all the while, without hosts, network and cooling.", style="dim"

@@ -38,7 +38,7 @@ from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants, surest
 from solver.spec.strategy import Strategy
-from solver.step.memory import VERDICTS
+from solver.step.memory import AT_RISK, OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 from solver.terminal_run import progress_bar
@@ -106,7 +106,7 @@ def _with_strings(others: list[Variant], result: SearchResult, top: int, jobs: i
 
 def _recommended(result: SearchResult) -> Solutions:
     """Return the fastest layout, or one that takes as long and, unlike it, is sure to fit."""
-    sure = surest(result) if result.best.verdict(0) == VERDICTS[1] else None
+    sure = surest(result) if result.best.verdict(0) == AT_RISK else None
     if sure is None or sure.seconds > (1 + _AS_FAST) * float(result.best.times.seconds[0]):
         return result.best
     return estimate(result.problem, [sure.layout])
@@ -122,7 +122,7 @@ def _own_layout(inputs: Inputs, result: SearchResult, sequences: int) -> str:
     except InputError:  # another batch, or not on these GPUs
         return ""
     change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
-    if change > -_WORTH or found.verdict(0) == VERDICTS[2]:
+    if change > -_WORTH or found.verdict(0) == OUT_OF_MEMORY:
         return ""
     return f"The config's own layout is faster ({change:+.1%} time): {_described(found, 0)}"
 

@@ -25,7 +25,7 @@ from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
 from solver.spec.frameworks import known_framework
 from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 from solver.sweep import COLUMNS, Options, Point, Row, points, sweep
 from solver.terminal_run import progress_bar
 
@@ -157,7 +157,7 @@ def _pandas() -> Any:
 
 def _numbers_of(row: Row) -> tuple[str, ...]:
     """Return speed and memory of a layout; ? stands where it may not fit."""
-    memory = gibibytes(row["peak_memory_bytes"], row["verdict"] == VERDICTS[0])
+    memory = gibibytes(row["peak_memory_bytes"], row["verdict"] == FITS)
     return f"{row['tgs']:,.0f}", seconds(row["step_s"]), f"{row['mfu']:.1%}", memory
 
 

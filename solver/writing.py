@@ -17,7 +17,7 @@ from solver.report.output import (
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import memory_figure, save_figure
 from solver.report.timeline import chrome_trace, step_timeline
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 from solver.step.solutions import Solutions
 
 
@@ -40,7 +40,7 @@ def write_layout(args: argparse.Namespace, solutions: Solutions, console: Consol
         run = solutions.layouts.strategy(0, problem.run)
         for path in write_export(args.export, problem.model, run, problem.cluster.gpus_per_node, args.config):
             console.print(f"wrote {path}", markup=False)
-        if (verdict := solutions.verdict(0)) != VERDICTS[0]:
+        if (verdict := solutions.verdict(0)) != FITS:
             memory = f"{solutions.memory.device[0] / GIB:.1f} GiB, at most {solutions.memory.bound[0] / GIB:.1f}"
             console.print(f"{args.export}: {verdict}, {memory} of {problem.cluster.memory_bytes / GIB:.1f}", markup=False)
         if note := not_held(args.export, problem.model, run):

@@ -211,7 +211,7 @@ LINEAR = {
     "linear-conv-kernel-dim": ("linear_conv_kernel_dim", 4),
 }  # fmt: skip
 #: flag -> (key of the model, default) of Mamba-2 (transformer_config.py); its heads have a default of their own.
-MAMBA = {
+MAMBA_ARGUMENTS = {
     "mamba-state-dim": ("mamba_state_dim", 128), "mamba-head-dim": ("mamba_head_dim", 64),
     "mamba-num-groups": ("mamba_num_groups", 8),
 }  # fmt: skip
@@ -287,6 +287,6 @@ _READ = _flags(
 KNOWN = (
     NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | MODELLED.keys() | RENAMED.keys() | _READ | COUNTS.keys() | LATENT.keys()
     | LINEAR.keys()
-    | MAMBA.keys()
+    | MAMBA_ARGUMENTS.keys()
     | OF_THE_RUN.keys()
 )  # fmt: skip

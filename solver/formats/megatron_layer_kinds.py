@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from solver.formats.megatron_flags import HYBRID_LAYERS, LINEAR, MAMBA
+from solver.formats.megatron_flags import HYBRID_LAYERS, LINEAR, MAMBA_ARGUMENTS
 from solver.formats.model_readers_hybrid import LETTERS
 from solver.formats.untimed import stated_number
 from solver.spec.layer_kinds import is_linear, window_of
@@ -45,7 +45,9 @@ def layer_kind_flags(model: ModelSpec) -> Flags:
 def _hybrid(model: ModelSpec) -> Flags:
     """Return which block each layer is, and the sizes of Mamba-2."""
     letters = {kind: letter for letter, kind in LETTERS.items()}
-    sizes = {flag: getattr(model, key) for flag, (key, _) in MAMBA.items()} | {"mamba-num-heads": model.mamba_num_heads}
+    sizes = {flag: getattr(model, key) for flag, (key, _) in MAMBA_ARGUMENTS.items()} | {
+        "mamba-num-heads": model.mamba_num_heads
+    }
     return {
         "is-hybrid-model": True, "spec": HYBRID_LAYERS,
         "hybrid-override-pattern": "".join(letters[kind] for kind in model.layer_types),

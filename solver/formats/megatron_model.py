@@ -12,10 +12,10 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.formats.literal_python import read_assignments
-from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR, MAMBA, MAMBA_FIXED
+from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR, MAMBA_ARGUMENTS, MAMBA_FIXED
 from solver.formats.megatron_values import choice, whole
 from solver.formats.model_readers_hybrid import layers_of_pattern
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import LINEAR_ATTENTION, MAMBA, SLIDING_ATTENTION, marked_layers
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
@@ -64,8 +64,8 @@ def _hybrid(flags: Mapping[str, Any], layers: int, hidden: int) -> dict[str, Any
         return {}
     kinds = layers_of_pattern(flags["hybrid-override-pattern"], layers, "Megatron's --hybrid-override-pattern")
     found: dict[str, Any] = {"layer_types": kinds, "one_block_layers": True}
-    if LAYER_TYPES[4] in kinds:
-        found |= MAMBA_FIXED | {key: whole(flags, flag, default) for flag, (key, default) in MAMBA.items()}
+    if MAMBA in kinds:
+        found |= MAMBA_FIXED | {key: whole(flags, flag, default) for flag, (key, default) in MAMBA_ARGUMENTS.items()}
         found["mamba_num_heads"] = whole(flags, "mamba-num-heads", 2 * hidden // found["mamba_head_dim"])
     return found
 
@@ -108,7 +108,7 @@ def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
         kinds = _layers_of(flags, "window-attn-skip-freq", layers)
         every = next((n for n, has in enumerate(kinds, 1) if not has), 0)
         regular = kinds == [int(not every or n % every != 0) for n in range(1, layers + 1)]
-        listed = [LAYER_TYPES[has] for has in kinds]
+        listed = marked_layers(SLIDING_ATTENTION, kinds)
         found |= {"sliding_window_every": every} if regular else {"layer_types": listed}
     return found
 
@@ -117,7 +117,7 @@ def _linear(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the layers with linear attention, all but every n-th or as listed, and its sizes."""
     if "linear-attention-freq" not in flags:
         raise InputError("Megatron's --experimental-attention-variant gated_delta_net needs --linear-attention-freq")
-    kinds = [LAYER_TYPES[3 * linear] for linear in _layers_of(flags, "linear-attention-freq", layers)]
+    kinds = marked_layers(LINEAR_ATTENTION, _layers_of(flags, "linear-attention-freq", layers))
     return {"layer_types": kinds, **{key: whole(flags, flag, default) for flag, (key, default) in LINEAR.items()}}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import FULL_ATTENTION, SLIDING_ATTENTION
 from solver.spec.model import MAX_LAYERS, REQUIRED
 
 Values = dict[str, Any]
@@ -130,7 +130,7 @@ def read_flags(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
     read |= {"attention_bias", "mlp_bias"}
 
 
-def layer_types_of(config: Mapping[str, Any], allowed: tuple[str, ...] = LAYER_TYPES[:2]) -> list[str]:
+def layer_types_of(config: Mapping[str, Any], allowed: tuple[str, ...] = (FULL_ATTENTION, SLIDING_ATTENTION)) -> list[str]:
     """Return the config's layer_types, one a layer. Raises InputError for a kind of layer that the family does not have."""
     kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers")
     other = [kind for kind in kinds if kind not in allowed]
@@ -148,7 +148,7 @@ def read_window(config: Mapping[str, Any], values: Values, read: set[str], every
     """
     kinds = layer_types_of(config)
     window = config.get("sliding_window", 0) if flag_of(config, "use_sliding_window", True) else 0
-    if LAYER_TYPES[1] in kinds:
+    if SLIDING_ATTENTION in kinds:
         values |= {"sliding_window": window, "layer_types": kinds}
     elif window and not kinds:
         values |= {"sliding_window": window, "sliding_window_every": every}
@@ -158,5 +158,5 @@ def read_window(config: Mapping[str, Any], values: Values, read: set[str], every
 def read_llama(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the flags of a family without windows, whose layer_types say so."""
     read_flags(config, values, read)
-    layer_types_of(config, LAYER_TYPES[:1])
+    layer_types_of(config, (FULL_ATTENTION,))
     read |= {"layer_types"}

@@ -27,7 +27,7 @@ from solver.formats.model_readers import (
     size_of,
 )
 from solver.formats.model_readers_llama import read_qwen_window
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
 
 EXPERTS = ("num_experts", "num_experts_per_tok")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -124,7 +124,7 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     values |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
     values["intermediate_size"] = size_of(config, "intermediate_size_mlp", 16384)
     rope = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
-    kinds = layer_types_of(config, (LAYER_TYPES[0], LAYER_TYPES[2])) or [LAYER_TYPES[2 * bool(has)] for has in rope]
+    kinds = layer_types_of(config, (FULL_ATTENTION, CHUNKED_ATTENTION)) or marked_layers(CHUNKED_ATTENTION, rope)
     values["no_rope_layers"] = rope
     chunk = size_of(config, "attention_chunk_size", 0, least=0)
     values |= {"attention_chunk_size": chunk, "layer_types": kinds} if chunk else {}
@@ -164,7 +164,7 @@ def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None
     read_router_groups(config, values, read)
     if config.get("sliding_window") and not config.get("layer_types"):
         first = size_of(config, "max_window_layers", 62, least=0)
-        config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
+        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (n >= first for n in layers_of(values)))}
     read_window({**config, "use_sliding_window": True}, values, read)
     read |= {"attention_bias", "max_window_layers", "scoring_func"}
 

@@ -16,7 +16,7 @@ from solver.formats.model_readers import (
     refuse_unless,
     size_of,
 )
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
 def read_gpt2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -41,7 +41,7 @@ def read_gpt_neo(config: Mapping[str, Any], values: Values, read: set[str]) -> N
         kinds = [kind for group, times in groups for _ in range(min(times, len(layers_of(values)))) for kind in group]
     if "local" in kinds:
         values["sliding_window"] = size_of(config, "window_size", 256)
-        values["layer_types"] = [LAYER_TYPES[kind == "local"] for kind in kinds]
+        values["layer_types"] = marked_layers(SLIDING_ATTENTION, (kind == "local" for kind in kinds))
     read |= {"attention_types", "attention_layers", "window_size"}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.model_readers import NONE, Family, Values, read_flags, refuse_if_on, refuse_unless, size_of
 from solver.formats.model_readers_experts import read_router_groups
-from solver.spec.layer_types import LAYER_TYPES, MLP_TYPES
+from solver.spec.layer_types import FULL_ATTENTION, MAMBA, MLP, MOE
 
 #: A letter of hybrid_override_pattern, as in Megatron-Core's mamba_hybrid_layer_allocation.py -> a layer.
-LETTERS: Mapping[str, str] = {"M": LAYER_TYPES[4], "*": LAYER_TYPES[0], "-": MLP_TYPES[0], "E": MLP_TYPES[1]}
+LETTERS: Mapping[str, str] = {"M": MAMBA, "*": FULL_ATTENTION, "-": MLP, "E": MOE}
 #: The same in layers_block_type of transformers.
-_WORDS: Mapping[str, str] = {"mamba": LAYER_TYPES[4], "attention": LAYER_TYPES[0], "mlp": MLP_TYPES[0], "moe": MLP_TYPES[1]}
+_WORDS: Mapping[str, str] = {"mamba": MAMBA, "attention": FULL_ATTENTION, "mlp": MLP, "moe": MOE}
 _DEFAULTS = {
     "ssm_state_size": ("mamba_state_dim", 128), "n_groups": ("mamba_num_groups", 8), "chunk_size": ("mamba_chunk_size", 128),
     "mamba_num_heads": ("mamba_num_heads", 128), "mamba_head_dim": ("mamba_head_dim", 64),
@@ -48,11 +48,11 @@ def read_nemotron_h(config: Mapping[str, Any], values: Values, read: set[str]) -
     else:
         kinds = layers_of_pattern(config.get("hybrid_override_pattern"), layers, "hybrid_override_pattern")
     values |= {"layer_types": kinds, "one_block_layers": True, "gated_mlp": False, "position": "none", "norm": "rmsnorm"}
-    if LAYER_TYPES[4] in kinds:
+    if MAMBA in kinds:
         values |= {field: size_of(config, key, default) for key, (field, default) in _DEFAULTS.items()}
     values["head_dim"] = size_of(config, "head_dim", size_of(config, "attention_head_dim", 128))
     experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    if MLP_TYPES[1] in kinds:
+    if MOE in kinds:
         values |= {"router_score": "sigmoid", "router_bias": True}
         read_router_groups(config, values, read)
     else:

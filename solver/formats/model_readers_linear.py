@@ -22,7 +22,7 @@ from solver.formats.model_readers import (
     size_of,
 )
 from solver.formats.model_readers_experts import read_qwen3_experts
-from solver.spec.layer_types import LAYER_TYPES, LINEAR_SIZES
+from solver.spec.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, LINEAR_SIZES
 
 #: Sizes that the config classes have where a config leaves them out.
 _DEFAULTS = dict(zip(LINEAR_SIZES, (16, 32, 128, 128, 4), strict=True))
@@ -31,10 +31,10 @@ _DEFAULTS = dict(zip(LINEAR_SIZES, (16, 32, 128, 128, 4), strict=True))
 def _read_linear(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have linear attention, all but every fourth or as listed, and its sizes."""
     every = size_of(config, "full_attention_interval", 4)
-    allowed = (LAYER_TYPES[0], LAYER_TYPES[3])
+    allowed = (FULL_ATTENTION, LINEAR_ATTENTION)
     kinds = layer_types_of(config, allowed) or [allowed[(n + 1) % every != 0] for n in layers_of(values)]
     values |= {"layer_types": kinds, "attention_gate": True}
-    if LAYER_TYPES[3] in kinds:
+    if LINEAR_ATTENTION in kinds:
         values |= {key: config.get(key, default) for key, default in _DEFAULTS.items()}
     values.setdefault("head_dim", 256)
     refuse_if_on(config, read, "attention_bias")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.model_readers import Values, biases, flag_of, layers_of, read_flags, read_window, refuse_unless, size_of
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -22,7 +22,7 @@ def read_qwen_window(config: Mapping[str, Any], values: Values, read: set[str]) 
     """Read the window of a Qwen model: off unless use_sliding_window is true, and then of the layers from max_window_layers."""
     if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
         first = size_of(config, "max_window_layers", 28, least=0)
-        config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
+        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (n >= first for n in layers_of(values)))}
     read_window({"use_sliding_window": False, **config}, values, read)
     read |= {"max_window_layers"}
 
@@ -99,8 +99,9 @@ def read_cohere2(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     read_cohere(config, values, read)
     every = _window_pattern(config, read, 4)
     read_window({"sliding_window": 4096, **config}, values, read, every)
-    kinds = config.get("layer_types") or [LAYER_TYPES[(n + 1) % every != 0] for n in layers_of(values)]
-    values["no_rope_layers"] = [int(kind == LAYER_TYPES[1]) for kind in kinds]
+    sliding = ((n + 1) % every for n in layers_of(values))
+    kinds = config.get("layer_types") or marked_layers(SLIDING_ATTENTION, sliding)
+    values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
 
 
 def read_internlm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -17,6 +17,7 @@ from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import difference_std, normal_cdf, spread_of
 from solver.report.words import PART_NAMES, seconds
+from solver.step.memory import FITS
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
@@ -98,7 +99,7 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
             f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{uncertainty}"
         )
     fits = [side.solutions.verdict(0) for side in sides]
-    short = [f"{number} ({verdict})" for number, verdict in enumerate(fits, 1) if verdict != "FITS"]
+    short = [f"{number} ({verdict})" for number, verdict in enumerate(fits, 1) if verdict != FITS]
     return lines + ([f"Not sure to fit in memory: {', '.join(short)}"] if short else [])
 
 

@@ -17,7 +17,7 @@ from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
-from solver.step.memory import VERDICTS
+from solver.step.memory import OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -144,7 +144,7 @@ def _by_kind(why: Explanation) -> dict[str, tuple[float, float]]:
 
 def standing(around: Neighbourhood) -> str:
     """Return a sentence on how the layout stands among its neighbours: on a peak, in a basin, or at the edge of the memory."""
-    fit = [step for step in around.steps if around.solutions.verdict(step.index) != VERDICTS[2]]
+    fit = [step for step in around.steps if around.solutions.verdict(step.index) != OUT_OF_MEMORY]
     if not fit:
         return "No layout one step away fits."
     near = sorted({step.axis for step in fit if around.change(step) <= TIE_THRESHOLD})
@@ -160,7 +160,9 @@ def standing(around: Neighbourhood) -> str:
 def kept_out(around: Neighbourhood) -> list[str]:
     """Return the steps that would be faster and do not fit, in words: what they bring and what memory they miss."""
     limit = around.solutions.problem.cluster.memory_bytes
-    out = [step for step in around.steps if around.solutions.verdict(step.index) == VERDICTS[2] and around.change(step) < -SAME]
+    out = [
+        step for step in around.steps if around.solutions.verdict(step.index) == OUT_OF_MEMORY and around.change(step) < -SAME
+    ]
     return [
         f"{_step(step)} would take {around.change(step):+.1%} time, and needs "
         f"{(float(around.solutions.memory.device[step.index]) - limit) / GIB:.1f} GiB more than there are"

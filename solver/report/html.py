@@ -23,7 +23,7 @@ from solver.report.pictures import pareto_figure, stages_figure
 from solver.report.timeline import step_timeline
 from solver.report.uncertainty import own_stds, uncertainties
 from solver.report.words import PART_NAMES, parameter_count, seconds
-from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
@@ -206,10 +206,10 @@ def _launch(rivals: Solutions) -> str:
 def _searched(result: SearchResult | None) -> str:
     if result is None:
         return ""
-    rows = [[f"{count:,}", reason] for reason, count in result.rejected.most_common() if count and reason != OUT_OF_MEMORY]
+    rows = [[f"{count:,}", reason] for reason, count in result.rejected.most_common() if count and reason != DOES_NOT_FIT]
     return (
         f"<h2>What was searched</h2><p>{result.layouts_estimated:,} layouts in {result.seconds:.2f} s; "
-        f"{result.feasible:,} fit, {result.rejected[OUT_OF_MEMORY]:,} do not.</p>"
+        f"{result.feasible:,} fit, {result.rejected[DOES_NOT_FIT]:,} do not.</p>"
         + _table(["*splits", "left out because"], rows)
     )
 

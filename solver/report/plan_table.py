@@ -15,7 +15,7 @@ from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
 from solver.report.words import gibibytes, rounded, seconds
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 
 
 def answer(found: Sequence[Training], days: float | None, budget: float | None) -> str:
@@ -48,7 +48,7 @@ def _in_words(one: Training) -> str:
 def _at_risk(one: Training) -> str:
     """Return what is to be said of a layout that may not fit, and which one surely does."""
     best = one.result.best
-    if best.verdict(0) == VERDICTS[0]:
+    if best.verdict(0) == FITS:
         return ""
     memory = f"{best.memory.device[0] / GIB:.1f} GiB, at most {best.memory.bound[0] / GIB:.1f}"
     limit = best.problem.cluster.memory_bytes / GIB
@@ -106,7 +106,7 @@ def plan_table(found: Sequence[Training]) -> Table:
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
             *([_number(one.energy_mwh)] if powered else []), *([f"{sequences:,}"] if several_batches else []),
             f"{one.result.best.tgs[0]:,.0f}",
-            gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == VERDICTS[0]),
+            gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == FITS),
             describe(one.result.best, 0),
         )  # fmt: skip
     return table

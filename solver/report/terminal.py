@@ -22,11 +22,11 @@ from solver.report.validate import Prediction
 from solver.report.words import PART_NAMES, parameter_count, rounded, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
-from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.search.variants import BestLayout, Variant, surest
 from solver.spec.model_size import parameters
+from solver.step.memory import AT_RISK, FITS
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.memory import VERDICTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
@@ -64,7 +64,7 @@ def show_search(
     remarks: on what would be better."""
     console.print(heading(result.best, profile, notes))
     console.print(verdict_text(result.best))
-    if result.best.verdict(0) == VERDICTS[1]:
+    if result.best.verdict(0) == AT_RISK:
         console.print(Text(surely_fitting(result, variants), style="bold yellow"))
     for line in remarks:
         console.print(line, style="bold", markup=False)
@@ -200,7 +200,7 @@ def verdict_text(solutions: Solutions) -> Text:
         f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
         f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
     )
-    return Text(text, style={"FITS": "bold", "AT RISK": "bold yellow"}.get(verdict, "bold red"))
+    return Text(text, style={FITS: "bold", AT_RISK: "bold yellow"}.get(verdict, "bold red"))
 
 
 def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: bool = False) -> Table:
@@ -277,7 +277,7 @@ def _memory(solutions: Solutions, index: int) -> Text:
 
 def _searched(result: SearchResult) -> Group:
     rejected = {reason: n for reason, n in result.rejected.most_common() if n}
-    too_large = rejected.pop(OUT_OF_MEMORY, 0)
+    too_large = rejected.pop(DOES_NOT_FIT, 0)
     table = Table("splits", "not enumerated because", title="Splits of ranks or batch that were left out", title_justify="left")
     table.columns[0].justify = "right"
     for reason, n in rejected.items():

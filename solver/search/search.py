@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHUNK_SPLITS = 32768  #: splits estimated at once; with about 6 times as many layouts they take about 100 MB
 _EVERY = 61  #: of so many layouts one is in the sample that tells whether many are too large
 _SIZES_KEPT = 10  #: of (tp, cp, pp), whose best layouts are kept
-OUT_OF_MEMORY = "does not fit in memory"
+DOES_NOT_FIT = "does not fit in memory"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def search(
     if not found.feasible:
         found = _search_part(problem, table, fixed, top, splits, prunes=False)
         raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
-    rejected = Counter({**space.rejected, OUT_OF_MEMORY: found.estimated - found.feasible})
+    rejected = Counter({**space.rejected, DOES_NOT_FIT: found.estimated - found.feasible})
     sizes, elapsed = found.sizes.parts[0], time.perf_counter() - start
 
     def kept(layouts: Layouts) -> Solutions:

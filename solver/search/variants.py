@@ -16,7 +16,7 @@ from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run_rules import modules_of, offload_broken
 from solver.spec.strategy import Strategy
-from solver.step.memory import VERDICTS
+from solver.step.memory import FITS
 from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.
@@ -117,7 +117,7 @@ class SureLayout:
 def surest(result: SearchResult) -> SureLayout | None:
     """Return the fastest layout that a search kept and that is sure to fit in memory, or None."""
     kept = [(found, i) for found in (result.best, result.best_of_sizes, result.pareto) for i in range(len(found))]
-    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == VERDICTS[0]]
+    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == FITS]
     if not sure:
         return None
     taken, found, index = min(sure, key=lambda one: one[0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.spec.layer_types import LAYER_TYPES, MLP_TYPES
+from solver.spec.layer_types import CHUNKED_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP, MLP_TYPES, MOE, SLIDING_ATTENTION
 from solver.spec.model import ModelSpec
 
 
@@ -88,8 +88,8 @@ def _kind(model: ModelSpec, layer: int, seq_len: int, document_tokens: int) -> L
     of, mlp = model.layer_types[layer] if model.layer_types else "", not model.one_block_layers
     if of in MLP_TYPES:
         return LayerKind(rope=False, experts=has_experts(model, layer), mixes_tokens=False)
-    if of in LAYER_TYPES[3:]:
-        linear = of == LAYER_TYPES[3]
+    if of in (LINEAR_ATTENTION, MAMBA):
+        linear = of == LINEAR_ATTENTION
         return LayerKind(rope=False, experts=has_experts(model, layer), linear=linear, state_space=not linear, has_mlp=mlp)
     window, chunk = _seen(model, layer)
     if document_tokens and (not window or window >= document_tokens):
@@ -104,7 +104,7 @@ def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
     """Return (window, chunk) of a layer: as layer_types says, else a window in all but every n-th layer."""
     if model.layer_types:
         kind = model.layer_types[layer]
-        return model.sliding_window * (kind == LAYER_TYPES[1]), model.attention_chunk_size * (kind == LAYER_TYPES[2])
+        return model.sliding_window * (kind == SLIDING_ATTENTION), model.attention_chunk_size * (kind == CHUNKED_ATTENTION)
     every = model.sliding_window_every
     return (0 if every and (layer + 1) % every == 0 else model.sliding_window), model.attention_chunk_size
 
@@ -116,13 +116,13 @@ def window_of(model: ModelSpec, layer: int) -> int:
 
 def is_linear(model: ModelSpec, layer: int) -> bool:
     """Whether layer ``layer`` (from 0) has linear attention."""
-    return bool(model.layer_types) and model.layer_types[layer] == LAYER_TYPES[3]
+    return bool(model.layer_types) and model.layer_types[layer] == LINEAR_ATTENTION
 
 
 def dense_layers(model: ModelSpec) -> int:
     """Return the number of layers with an MLP that is no mixture of experts."""
     if model.one_block_layers:
-        return model.layer_types.count(MLP_TYPES[0])
+        return model.layer_types.count(MLP)
     return sum(not has_experts(model, layer) for layer in range(model.num_hidden_layers))
 
 
@@ -133,7 +133,7 @@ def has_experts(model: ModelSpec, layer: int) -> bool:
     a list has a 1 for each layer with experts.
     """
     if model.one_block_layers:
-        return model.layer_types[layer] == MLP_TYPES[1]
+        return model.layer_types[layer] == MOE
     if not model.num_experts or layer < model.first_k_dense_replace:
         return False
     freq = model.moe_layer_freq

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profiler.errors import InputError
-from solver.spec.layer_types import LAYER_TYPES, LINEAR_SIZES, MAMBA_SIZES
+from solver.spec.layer_types import LINEAR_ATTENTION, LINEAR_SIZES, MAMBA, MAMBA_SIZES
 from solver.spec.model_rules import check_kinds
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
@@ -125,11 +125,11 @@ class ModelSpec:
 
     @property
     def has_linear_attention(self) -> bool:
-        return LAYER_TYPES[3] in self.layer_types
+        return LINEAR_ATTENTION in self.layer_types
 
     @property
     def has_state_space(self) -> bool:
-        return LAYER_TYPES[4] in self.layer_types
+        return MAMBA in self.layer_types
 
     @property
     def is_hybrid(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from profiler.errors import InputError, require
-from solver.spec.layer_types import LAYER_TYPES, LINEAR_SIZES, MAMBA_SIZES, MLP_TYPES
+from solver.spec.layer_types import CHUNKED_ATTENTION, LAYER_TYPES, LINEAR_SIZES, MAMBA_SIZES, MLP_TYPES, MOE, SLIDING_ATTENTION
 
 
 def check_kinds(model: Any, where: str) -> None:
@@ -29,11 +29,11 @@ def check_kinds(model: Any, where: str) -> None:
             f"layer_types must be of {', '.join((*LAYER_TYPES, *MLP_TYPES))}",
         ),
         (
-            LAYER_TYPES[1] not in model.layer_types or model.sliding_window,
+            SLIDING_ATTENTION not in model.layer_types or model.sliding_window,
             "layer_types has sliding_attention; state sliding_window",
         ),
         (
-            LAYER_TYPES[2] not in model.layer_types or model.attention_chunk_size,
+            CHUNKED_ATTENTION not in model.layer_types or model.attention_chunk_size,
             "layer_types has chunked_attention; state attention_chunk_size",
         ),
         *_linear_rules(model),
@@ -96,7 +96,7 @@ def _state_space_rules(model: Any) -> tuple[tuple[bool, str], ...]:
         (not blocks or len(model.layer_types) > 0, "one_block_layers needs layer_types, one of each layer"),
         (blocks or not set(MLP_TYPES) & set(model.layer_types), "layer_types with mlp or moe need one_block_layers"),
         (
-            not blocks or (MLP_TYPES[1] in model.layer_types) == model.is_mixture_of_experts,
+            not blocks or (MOE in model.layer_types) == model.is_mixture_of_experts,
             "num_experts needs layer_types with moe, and moe needs num_experts, where layers are one block each",
         ),
         (not blocks or plain, "first_k_dense_replace or moe_layer_freq where layer_types says which layers have experts"),

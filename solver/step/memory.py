@@ -29,7 +29,7 @@ PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "back
 #: BOUND_GAPS of those that come and go, because allocator gaps differ between runs.
 BOUND_SHARE, BOUND_GAPS = 0.03, 0.15
 #: The upper bound fits; the estimate fits, but not the bound; the estimate does not fit.
-VERDICTS = ("FITS", "AT RISK", "OUT OF MEMORY")
+FITS, AT_RISK, OUT_OF_MEMORY = VERDICTS = ("FITS", "AT RISK", "OUT OF MEMORY")
 
 
 @dataclass(frozen=True)

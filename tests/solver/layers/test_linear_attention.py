@@ -17,7 +17,7 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework, check_rules
 from solver.spec.layer_kinds import LayerKind, layer_kinds
-from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.layer_types import FULL_ATTENTION, LINEAR_ATTENTION
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, layer_parameters, parameters
 from solver.spec.strategy import Strategy
@@ -25,8 +25,8 @@ from solver.spec.strategy import Strategy
 #: 2 heads of keys and 4 of values, of 16 values each; 3 of 4 layers have linear attention.
 SEQ, HIDDEN, KEYS, VALUES, HEADS, DIM = 256, 64, 2 * 16, 4 * 16, 4, 16
 LINEAR = TINY.replace(
-    num_hidden_layers=4, layer_types=(LAYER_TYPES[3],) * 3 + LAYER_TYPES[:1], linear_num_key_heads=2, linear_num_value_heads=4,
-    linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4,
+    num_hidden_layers=4, layer_types=(LINEAR_ATTENTION,) * 3 + (FULL_ATTENTION,), linear_num_key_heads=2,
+    linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4,
 )  # fmt: skip
 KIND = LayerKind(linear=True, rope=False)
 
@@ -94,7 +94,7 @@ def test_model_flops_do_not_grow_with_the_sequence_but_for_softmax_layers() -> N
     assert kinds.counts.tolist() == [3, 1]
     grown = flops_per_token(LINEAR, 2 * SEQ) - flops_per_token(LINEAR, SEQ)
     assert grown == 6 * LINEAR.num_attention_heads * 2 * LINEAR.head_dim * SEQ / 2  # of one layer of four
-    linear, softmax = LINEAR.replace(layer_types=(LAYER_TYPES[3],) * 4), 4 * (4 * DIM * DIM * HEADS + (2 * KEYS + VALUES) * 4)
+    linear, softmax = LINEAR.replace(layer_types=(LINEAR_ATTENTION,) * 4), 4 * (4 * DIM * DIM * HEADS + (2 * KEYS + VALUES) * 4)
     rest = 6 * (parameters(linear) - LINEAR.vocab_size * HIDDEN - 9 * HIDDEN - 4 * ((2 * KEYS + VALUES) * 4 + 2 * HEADS + DIM))
     assert flops_per_token(linear, SEQ) == rest + 6 * softmax
 

@@ -19,7 +19,7 @@ from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN
 from solver.search.divisions import divisors
 from solver.search.kept import pareto
-from solver.search.search import OUT_OF_MEMORY, SearchResult, search
+from solver.search.search import DOES_NOT_FIT, SearchResult, search
 from solver.search.space import enumerate_splits
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Cluster
@@ -172,7 +172,7 @@ def test_best_is_the_argmin_of_all_layouts(result: SearchResult, everything: tup
 def test_counts_are_those_of_all_layouts(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
     found, fits = everything
     assert (result.layouts_estimated, result.feasible) == (len(found), fits.sum())
-    assert result.rejected[OUT_OF_MEMORY] == (~fits).sum()
+    assert result.rejected[DOES_NOT_FIT] == (~fits).sum()
     assert result.layouts_per_second == pytest.approx(result.layouts_estimated / result.seconds)
 
 
