@@ -16,10 +16,10 @@ from accuracy_tables import table
 from profiler.files import write_text
 from solver.api import estimate, load_problem
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
-from solver.schedule.critical_paths import wave_in_flight
+from solver.schedule.critical_paths import v_shaped_in_flight
 from solver.schedule.event_simulation import simulate
 from solver.schedule.kinds import AUTOMATIC
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.step.solutions import Solutions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,15 +166,15 @@ def trace_rows() -> list[list[str]]:
 def bubble_rows() -> list[list[str]]:
     """Return bubble (share of the work) and micro batches in flight of each schedule, and how far the closed form is off."""
     rows = []
-    for name in ("1f1b", "interleaved", "zb-h1", *AUTOMATIC, *WAVES):
-        vpp = 2 if name in (*WAVES, "interleaved") else 1
+    for name in ("1f1b", "interleaved", "zb-h1", *AUTOMATIC, *V_SHAPED):
+        vpp = 2 if name in (*V_SHAPED, "interleaved") else 1
         cells = []
         for pp, m in ((4, 16), (8, 32), (16, 32)):
             line = simulate(name, [vpp * 1.0] * pp, [vpp * 2.0] * pp, m, vpp, weight_grad=[vpp * 1.0] * pp)
             work = 3.0 * vpp * m
             cells.append(f"{line.makespan / work - 1:.1%} ({line.span.max() / work - 1:.1%})")
         held = simulate(name, [vpp * 1.0] * 8, [vpp * 2.0] * 8, 32, vpp, weight_grad=[vpp * 1.0] * 8).in_flight.max()
-        rows.append([name, *cells, f"{wave_in_flight(name, 8, 32).max() if name in WAVES else held:.1f}"])
+        rows.append([name, *cells, f"{v_shaped_in_flight(name, 8, 32).max() if name in V_SHAPED else held:.1f}"])
     return rows
 
 

@@ -10,7 +10,7 @@ from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS
 from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
-from solver.search.variants import DEMANDED
+from solver.search.variants import CONSTANT_AXES
 from solver.spec.bounds import number, whole_number
 from solver.spec.strategy import DEFAULT_SEQ_LEN
 
@@ -128,7 +128,7 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
         "recomputation, ZeRO, tp_mode and micro batch as it states them, or free",
     )
     p.add_argument("--also", metavar="AXIS,...", help="vary these constants of the run too, each combination in a search of "
-                   f"its own: {', '.join(DEMANDED)}")  # fmt: skip
+                   f"its own: {', '.join(CONSTANT_AXES)}")  # fmt: skip
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")

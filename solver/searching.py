@@ -36,7 +36,7 @@ from solver.search.fixed import LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.hints import faster_settings
 from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
-from solver.search.variants import Variant, parse_demanded, search_variants, surest
+from solver.search.variants import Variant, parse_constant_axes, search_variants, surest
 from solver.spec.strategy import Strategy
 from solver.step.memory import AT_RISK, OUT_OF_MEMORY
 from solver.step.problem import Problem
@@ -67,7 +67,7 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:
         if args.also:
-            names = parse_demanded(args.also)
+            names = parse_constant_axes(args.also)
             others, result = search_variants(
                 problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs
             )

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.framework import Framework
 from solver.spec.frameworks import first_with_experts, framework_of, unknown_release
 from solver.spec.model import ModelSpec
@@ -88,7 +88,7 @@ def _switch(run: Mapping[str, Any], key: str, default: bool) -> bool:
 def _schedule(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule by its number of chunks; a V-shaped one has two, one on the way down the pipeline, one back."""
     named, vpp = values.get("schedule", "1f1b"), count_of(values, "vpp")
-    if named in WAVES:
+    if named in V_SHAPED:
         return {"schedule": named, **({} if "vpp" in given else {"vpp": 2})}
     return {"schedule": "interleaved" if vpp > 1 else named}
 

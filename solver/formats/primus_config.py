@@ -17,7 +17,7 @@ from solver.formats.megatron_flags import KNOWN, UNMODELLED
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.megatron_values import whole
 from solver.formats.model_file import shipped_model
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks, layout_text
@@ -187,7 +187,7 @@ def _recomputed(given: Mapping[str, Any], model: ModelSpec, layout: Mapping[str,
     chunks = chunk_layers(text) if text else (layers // (pp * vpp),) * (pp * vpp)
     alike = len({has_experts(model, layer) for layer in range(layers)}) == 1
     counts = []
-    for stage, held in enumerate(layers_of_chunks(chunks, pp, layout["schedule"] in WAVES)):
+    for stage, held in enumerate(layers_of_chunks(chunks, pp, layout["schedule"] in V_SHAPED)):
         again = [layer in listed for layer in held]
         if not alike and not all(again[: sum(again)]):
             raise InputError(

@@ -10,7 +10,7 @@ from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.torchrun import nodes_of
 from solver.formats.yaml_text import write_yaml
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
 from solver.spec.strategy import Strategy
@@ -61,7 +61,7 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
 
 def _layer_ids(run: Strategy) -> list[int]:
     """Return the layers that are recomputed, numbered through the model: the first ones of each stage."""
-    stages = layers_of_chunks(chunk_layers(run.pipeline_layout), run.pp, run.schedule in WAVES)
+    stages = layers_of_chunks(chunk_layers(run.pipeline_layout), run.pp, run.schedule in V_SHAPED)
     return sorted(
         layer for held, count in zip(stages, run.recomputed_of_stages, strict=True) for layer in held[:count].tolist()
     )

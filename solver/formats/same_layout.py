@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from profiler.errors import InputError
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
@@ -40,7 +40,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.tp == run.wp == 1 and not shared, ("tp_mode",)),
         (run.tp_mode != "isp" or run.tp == run.wp == 1, ("overlap_weight_gather",)),
         (run.pp == 1, _PIPELINE),
-        (run.vpp == 1 or run.schedule in WAVES, ("p2p_overlap", "micro_batch_group")),
+        (run.vpp == 1 or run.schedule in V_SHAPED, ("p2p_overlap", "micro_batch_group")),
         (run.micro_batch_group == run.pp, ("micro_batch_group",)),
         (not model.is_mixture_of_experts, experts),
         (run.ep * run.etp == 1, ("moe_dispatcher",)),
@@ -138,4 +138,4 @@ def _plain(model: ModelSpec, tp: int) -> ModelSpec:
 
 def interleaved(schedule: str, vpp: int) -> str:
     """Return the schedule's name in a layout of ``vpp`` chunks a stage."""
-    return "interleaved" if vpp > 1 and schedule not in WAVES else schedule
+    return "interleaved" if vpp > 1 and schedule not in V_SHAPED else schedule

@@ -9,10 +9,10 @@ from profiler.errors import InputError
 from solver.formats.same_layout import interleaved
 from solver.formats.section_reader import SectionReader
 from solver.formats.torchtitan_keys import Release
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.pipeline_layout import layout_text
 
-_SEVERAL = ("interleaved", *WAVES)  #: schedules of several chunks a rank
+_SEVERAL = ("interleaved", *V_SHAPED)  #: schedules of several chunks a rank
 
 
 def stage_starts(layers: int, stages: int) -> list[int]:
@@ -54,7 +54,7 @@ def listed_stages(pipeline: SectionReader, release: Release, pp: int, layers: in
         if (layers + sum(counted)) % len(chunks) == 0 and chunks == assigned(layers, len(chunks), *counted):
             names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
             return stated | {name: True for name, on in zip(names, counted, strict=True) if on}, ()
-    if schedule in WAVES:
+    if schedule in V_SHAPED:
         raise pipeline.wrong("pipeline_parallel_schedule", "another one, because unequal V-shaped stages are not modelled")
     return stated | {"pipeline_layout": layout_text(chunks)}, ()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -28,7 +28,7 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
     stages = [1] if "zero" not in run and layout.zero == 0 and replicas > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
         layout.replace(recompute=level, recompute_layers=layers, vpp=vpp,
-                       schedule="interleaved" if vpp > 1 and layout.schedule not in WAVES else layout.schedule, zero=zero,
+                       schedule="interleaved" if vpp > 1 and layout.schedule not in V_SHAPED else layout.schedule, zero=zero,
                        zero_shard_size=replicas if zero != layout.zero else layout.zero_shard_size)
         for (level, layers), zero, vpp in product(
             [(layout.recompute, layout.recompute_layers), *levels], [layout.zero, *stages], [layout.vpp, *chunks]

@@ -39,7 +39,7 @@ def _quantised(shapes: Shapes) -> list[Op]:
     """Casts of q, k and v, and of the gradient of the context, for attention in 8 bits; its projections are not part of it."""
     if not _in_fp8(shapes) or shapes.recipe is None:
         return []
-    recipe, context = shapes.recipe, shapes.tokens * shapes.heads * shapes.model.value_head_dim
+    recipe, context = shapes.recipe, shapes.context_elements
     cast = HALF * recipe.reads + recipe.element * (2 if recipe.by_axis else 1)
     return [
         *memory_bound("attention.qkv_cast", ATTENTION, CAST, shapes.tokens * _qkv_width(shapes), cast, 0.0, ATTENTION_CORE),
@@ -167,7 +167,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 def _layout_copies(shapes: Shapes) -> list[Op]:
     """Copies between the framework's order of dimensions and the kernel's, in both directions; each is a read and a write."""
     of_qkv, of_context = shapes.framework.kernels.attention_layout_copies
-    apart = _kv_joined(shapes) if shapes.framework.kernels.splits_and_joins_kv else []
+    apart = _split_and_join_copies(shapes) if shapes.framework.kernels.splits_and_joins_kv else []
     if not of_qkv + of_context:
         return apart
     width = of_qkv * _qkv_width(shapes) + of_context * shapes.heads * shapes.model.value_head_dim
@@ -176,7 +176,7 @@ def _layout_copies(shapes: Shapes) -> list[Op]:
     return [*apart, *(replace(op, count=several) for op in copies)]
 
 
-def _kv_joined(shapes: Shapes) -> list[Op]:
+def _split_and_join_copies(shapes: Shapes) -> list[Op]:
     """Copies of splits_and_joins_kv, counted in torch. Forward: all three, then keys and values twice; backward: keys and
     values, then all three twice. The host's launches are in the time of nanotron's layers as measured."""
     kv = shapes.tokens * shapes.kv_heads * shapes.kv_width
@@ -237,7 +237,7 @@ def _ring(shapes: Shapes) -> np.ndarray:
 
 def _ring_kv(shapes: Shapes) -> np.ndarray:
     """Return the bytes of the keys and values of one step of a ring."""
-    return shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.element
+    return shapes.kv_elements * shapes.element
 
 
 def core_saved(shapes: Shapes) -> list[Saved]:
@@ -249,13 +249,13 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     """
     qkv = shapes.tokens * _qkv_width(shapes) * shapes.element
     exchanged = np.where(shapes.heads_shared > 1, qkv, np.where(_ring(shapes) > 1, _ring_kv(shapes), 0))
-    context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.element
+    context = shapes.context_elements * shapes.element
 
     copied = shapes.copies_kept_inputs  # by the output projection, so that the context is the core's alone, if not a gate's
     again = ATTENTION_CORE if copied and not shapes.model.attention_gate else WHOLE_LAYER
     saved = [Saved("qkv", qkv - exchanged), Saved("qkv_exchanged", exchanged), Saved("context", context, again)]
     if copied:
-        quantised = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.input_element
+        quantised = shapes.context_elements * shapes.input_element
         saved.append(Saved("context_quantised", quantised))
 
     if shapes.run.attention == "flash":

@@ -23,7 +23,7 @@ def ring_ops(shapes: Shapes, steps: np.ndarray) -> list[Op]:
         return _kv_ring(shapes, steps)
     if shapes.framework.kernels.torch_context_parallel:
         return _torch_ring(shapes, steps)
-    return [*_kv_joined(shapes, steps), *_ring_corrections(shapes, steps), *_kv_ring(shapes, steps)]
+    return [*_send_buffer_copies(shapes, steps), *_ring_corrections(shapes, steps), *_kv_ring(shapes, steps)]
 
 
 def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
@@ -39,9 +39,9 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     """
     hop, hidden = _hop(shapes.groups.cp_ring), not shapes.run.compile
     ring = np.where(steps > 0, 1.0, 0.0)
-    keys_values = shapes.tokens * shapes.core_kv_heads * shapes.kv_width
+    keys_values = shapes.kv_elements
     queries = shapes.tokens * shapes.heads * shapes.model.qk_head_dim
-    context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * RING_ROWS
+    context = shapes.context_elements * RING_ROWS
 
     def keys_and_values(phase: str, again: tuple[Recompute, ...]) -> Op:
         if shapes.run.cp_comm == "allgather":
@@ -80,9 +80,8 @@ def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     Forward rescales and adds each part of the context: the fp32 sum is read and written, the part read, 10 bytes an element.
     Backward adds each part of the gradients of q, k and v, in 16 bits: 6 bytes.
     """
-    model = shapes.model
-    context = shapes.tokens * shapes.heads * model.value_head_dim * RING_ROWS
-    gradients = shapes.tokens * (shapes.heads * model.qk_head_dim + shapes.core_kv_heads * shapes.kv_width) * RING_ROWS
+    context = shapes.context_elements * RING_ROWS
+    gradients = (shapes.tokens * shapes.heads * shapes.model.qk_head_dim + shapes.kv_elements) * RING_ROWS
     forward, backward = 2.0 * FP32 + shapes.element, 3.0 * shapes.element
     ops = [
         *memory_bound("attention.correction", ATTENTION, "residual", context, forward, 0.0, ATTENTION_CORE),
@@ -91,9 +90,9 @@ def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     return [replace(op, count=steps) for op in ops]
 
 
-def _kv_joined(shapes: Shapes, steps: np.ndarray) -> list[Op]:
+def _send_buffer_copies(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     """The copy of keys and values into one buffer to send, before the first step of each pass (Transformer Engine, as read)."""
-    elements = shapes.tokens * shapes.core_kv_heads * shapes.kv_width
+    elements = shapes.kv_elements
     ops = memory_bound("kv.join", ATTENTION, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element, ATTENTION_CORE)
     return [replace(op, count=np.where(steps > 0, 1.0, 0.0)) for op in ops]
 
@@ -101,7 +100,7 @@ def _kv_joined(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     """Send of keys and values, overlapped with each step of the ring; backward also sends their gradients."""
     hop = _hop(shapes.groups.cp_ring)
-    size = shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.element
+    size = shapes.kv_elements * shapes.element
 
     def send(phase: str, tensors: int, again: tuple[Recompute, ...]) -> Op:
         under = (f"attention.step.{phase}",)
@@ -125,7 +124,7 @@ def kv_gather(shapes: Shapes) -> list[Op]:
 
 def whole_kv(shapes: Shapes) -> Array:
     """Elements of the keys and values of whole sequences, for this rank's heads."""
-    return shapes.tokens * shapes.core_kv_heads * shapes.kv_width * shapes.keys.cp
+    return shapes.kv_elements * shapes.keys.cp
 
 
 #: Passes over whole keys and values, or their gradients, beside the kernel: forward puts the gathered parts in order (read and
@@ -172,7 +171,7 @@ def context_exchange(shapes: Shapes) -> list[Op]:
     model, where = shapes.model, np.where(shapes.heads_shared > 1, 1.0, 0.0)
     kv = np.maximum(shapes.core_kv_heads, shapes.heads_shared) * shapes.kv_width
     qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
-    context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
+    context = shapes.context_elements * shapes.element
     ops = exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
     # the context is kept as it was after its exchange, so backward exchanges it beside its gradient
     again = exchange(shapes, "context_exchange", "cp", {"kept_context": context}, where, ())

@@ -58,7 +58,7 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
     """The projection as a column-parallel linear: all-gathered input under a sequence split, reduced input gradient."""
     mtp, isp = shapes.keys.is_mode(TpMode.MTP), shapes.keys.is_mode(TpMode.ISP)
     sequence = shapes.sequence_split | isp
-    beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
+    beside = shapes.overlaps_backward_collectives
     wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
     return [
         tp_collective(shapes, "vocab.all_gather", "head", "all_gather", FORWARD, sequence),

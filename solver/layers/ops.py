@@ -229,7 +229,7 @@ def _column_group(
     with the input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py.
     """
     everywhere = ~shapes.sequence_split & (shapes.split > 1)
-    beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
+    beside = shapes.overlaps_backward_collectives
     name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
 
     def under(phase: str, hides: bool) -> tuple[str, ...]:

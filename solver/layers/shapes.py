@@ -97,6 +97,21 @@ class Shapes:
         return self.model.qk_head_dim + self.model.value_head_dim
 
     @property
+    def kv_elements(self) -> np.ndarray:
+        """Elements of the keys and values that the attention core works on."""
+        return self.tokens * self.core_kv_heads * self.kv_width
+
+    @property
+    def context_elements(self) -> np.ndarray:
+        """Elements of the attention core's output."""
+        return self.tokens * self.heads * self.model.value_head_dim
+
+    @property
+    def overlaps_backward_collectives(self) -> bool:
+        """Whether tensor-parallel collectives of the backward pass run beside its GEMMs."""
+        return self.framework.tensor_parallel.async_backward or self.run.tp_comm_overlap
+
+    @property
     def accumulates(self) -> bool:
         """Whether weight-gradient GEMMs add to the buffer of gradients, which nothing but tables then needs a kernel for."""
         fuses = self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

@@ -124,7 +124,7 @@ def tied(solutions: Solutions, index: int) -> bool:
 
 def explain(solutions: Solutions, index: int) -> Explanation:
     """Explain layout ``index`` of ``solutions``."""
-    chosen = solutions.layouts.take(np.array([index]))
+    chosen = solutions.layouts.one(index)
     row = int(solutions.layouts.row[index])
     key = int(solutions.terms.key[row])
     parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))

@@ -100,7 +100,7 @@ def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageM
 
 
 def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffers: float) -> Iterator[Block]:
-    line, begin = step.line, sum(seconds for _, seconds in step.before)
+    line, begin = step.line, step.first_pass
     mine = np.flatnonzero(line.stage == stage)
     chunks = int(line.chunk[mine].max()) + 1
     each = activations / (float(line.in_flight[stage]) * chunks)

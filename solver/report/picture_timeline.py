@@ -35,7 +35,7 @@ def timeline_figure(step: StepTimeline) -> Figure:
     panels = [drawn] if whole else list(drawn)
     letters = _LETTERS * figure.get_figwidth() / len(panels)
     width = share * step.end
-    last = sum(seconds for _, seconds in step.before) + step.line.makespan + _AFTER * width
+    last = step.first_pass + step.line.makespan + _AFTER * width
     windows = [(0.0, step.end)] if whole else [(0.0, width), (min(last, step.end) - width, min(last, step.end))]
     for axes, window in zip(panels, windows, strict=True):
         _draw(axes, step, window, letters)
@@ -51,7 +51,7 @@ def timeline_figure(step: StepTimeline) -> Figure:
 def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float], letters: float) -> None:
     """Draw what of a step lies in a window (from, to) [s], as wide as so many letters. A pass that is narrower than its number
     has none."""
-    line, begin = step.line, sum(seconds for _, seconds in step.before)
+    line, begin = step.line, step.first_pass
     start, length = begin + line.start, line.end - line.start
     visible = (start < window[1]) & (start + length > window[0])
     for stage in range(len(line.in_flight)):

@@ -12,7 +12,7 @@ from profiler.errors import InputError
 from solver.report.describe import describe
 from solver.schedule.event_simulation import Timeline, followed_by, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, V_SHAPED
 from solver.step.deferred_head import deferred_share
 from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages
@@ -62,6 +62,11 @@ class StepTimeline:
         return self.end - late
 
     @property
+    def first_pass(self) -> float:
+        """Seconds from the begin of the step to its first pass."""
+        return sum(seconds for _, seconds in self.before)
+
+    @property
     def end(self) -> float:
         """Seconds from the begin of the step on its first stage to its end on the last one."""
         return self.line.makespan + sum(seconds for _, seconds in (*self.before, *self.after))
@@ -69,7 +74,7 @@ class StepTimeline:
 
 def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     """Simulate layout ``index``. Raises InputError for a step of more passes than a viewer can show."""
-    one = solutions.layouts.take(np.array([index])).splits
+    one = solutions.layouts.one(index).splits
     pp, vpp, m = int(one.pp[0]), int(one.vpp[0]), int(one.num_micro_batches[0])
     schedule = SCHEDULES[int(one.schedule[0])]
     passes = pp * vpp * m * (3 if splits_backward(schedule) else 2)
@@ -103,13 +108,13 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         float(solutions.times.seconds[index]),
         {name: seconds for name, seconds in exposed.items() if seconds.any()},
         np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
-        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *WAVES),
+        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *V_SHAPED),
     )
 
 
 def _deferred(solutions: Solutions, index: int) -> int:
     """Return the micro batches whose weight gradients of the head wait until the last stage has run its passes."""
-    m = solutions.layouts.take(np.array([index])).splits.num_micro_batches
+    m = solutions.layouts.one(index).splits.num_micro_batches
     return round(float((deferred_share(solutions.problem.run, m) * m)[0]))
 
 
@@ -172,7 +177,7 @@ def chrome_trace(step: StepTimeline) -> dict[str, Any]:
     stages = range(len(line.in_flight))
     events = [_named("process_name", stage, 0, f"stage {stage + 1}") for stage in stages]
     events += [_named("thread_name", stage, thread, _THREADS[name]) for stage in stages for thread, name in enumerate(threads)]
-    begin = sum(seconds for _, seconds in step.before)
+    begin = step.first_pass
     for i in range(len(line.end)):
         events += _events_of(step, i, begin, threads)
     for clock, parts in ((0.0, step.before), (begin + line.makespan, step.after)):

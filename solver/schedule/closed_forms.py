@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solver.schedule.automatic import automatic_bubble
-from solver.schedule.critical_paths import wave_seconds
+from solver.schedule.critical_paths import v_shaped_seconds
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, is_schedule
 from solver.spec.choices import SCHEDULES
 
@@ -151,15 +151,15 @@ def automatic_pipeline_seconds(
     return seconds
 
 
-def wave_pipeline_seconds(columns: PipelineColumns, passes: np.ndarray, waits: bool) -> np.ndarray:
+def v_shaped_pipeline_seconds(columns: PipelineColumns, passes: np.ndarray, waits: bool) -> np.ndarray:
     """Return the same for layouts of V-shaped schedules: arrays of shape [layouts].
 
-    passes: as in wave_seconds, whose critical paths are the longest at some ratios of them, and too short by little between.
+    passes: as in v_shaped_seconds, whose critical paths are the longest at some ratios of them, and a little too short between.
     """
     out = np.zeros(len(columns.pp))
     of_layout = np.stack([columns.schedule, columns.pp, columns.num_micro_batches.astype(np.int64)], axis=1)
     rows, group = np.unique(of_layout, axis=0, return_inverse=True)
     for i, (code, stages, count) in enumerate(rows.tolist()):
         of = np.flatnonzero(group.ravel() == i)
-        out[of] = wave_seconds(SCHEDULES[code], stages, count, passes[..., of], waits)
+        out[of] = v_shaped_seconds(SCHEDULES[code], stages, count, passes[..., of], waits)
     return out

@@ -15,7 +15,7 @@ import numpy as np
 
 from solver.schedule.event_simulation import Timeline, in_flight, simulate
 from solver.schedule.kinds import STEADY
-from solver.schedule.wave_orders import wave_order
+from solver.schedule.v_shaped_orders import v_shaped_order
 
 #: Seconds of B and W of a chunk, in those of F, for short and for long pipelines. B is the input gradient, with what it
 #: recomputes.
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 FIRST, LAST, OTHER = 0, 1, 2
 
 
-def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray, waits: bool) -> np.ndarray:
+def v_shaped_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray, waits: bool) -> np.ndarray:
     """Return the seconds of a step: [layouts].
 
     passes: the seconds of F, B and W of the first chunk, of the last and of any other: [3, 3, layouts].
@@ -69,10 +69,10 @@ def _lower_bounds(paths: np.ndarray, ratios: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def wave_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray:
+def v_shaped_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray:
     """Return the micro batches whose activations each stage holds at its peak, in units of whole stages: [pp]."""
     last = min(micro_batches, STEADY * pp)
-    orders = [wave_order(schedule, stage, pp, last) for stage in range(pp)]
+    orders = [v_shaped_order(schedule, stage, pp, last) for stage in range(pp)]
     found = in_flight(schedule, orders, 2)
     found.flags.writeable = False  # the cache shares it
     return found

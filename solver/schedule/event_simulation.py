@@ -11,7 +11,7 @@ from profiler.errors import InputError
 from solver.schedule.automatic import automatic_orders
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
 from solver.schedule.op_orders import check_schedule, stage_order
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 
 KINDS = np.array(["F", "B", "W", "BW"])
 
@@ -120,7 +120,7 @@ def _timeline(
     backwards = (kind == BACKWARD) | (kind == WHOLE)
     number = (np.where(backwards, BACKWARD, kind) * parts + part) * micro_batches + micro_batch
     after, before = part < parts - 1, part > 0  # there is a part after and before this one, and not on the same stage
-    if schedule in WAVES:
+    if schedule in V_SHAPED:
         after, before = after & (part != stages - 1), before & (part != stages)
     sends = (stages > 1) & np.where(kind == FORWARD, after, backwards & before)
     receives = (stages > 1) & np.where(kind == FORWARD, before, backwards & after)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, WAVES
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, V_SHAPED
 
 #: BACKWARD is the whole backward pass, or the input gradient where the schedule splits it; WHOLE is a whole backward pass of a
 #: schedule that splits others.
@@ -31,6 +31,6 @@ def splits_backward(schedule: str) -> bool:
 
 def part_of(schedule: str, stage: Any, chunk: Any, stages: int) -> Any:
     """Return which part of the model a stage's chunk is: parts are numbered in the order in which a micro batch passes them."""
-    if schedule in WAVES:
+    if schedule in V_SHAPED:
         return np.where(chunk == 0, stage, 2 * stages - 1 - stage)
     return chunk * stages + stage

@@ -12,9 +12,9 @@ import numpy as np
 from profiler.errors import InputError
 from solver.schedule.automatic import automatic_orders
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, splits_backward
+from solver.schedule.v_shaped_orders import v_shaped_order
 from solver.schedule.warm_up import interleaved_warm_up
-from solver.schedule.wave_orders import wave_order
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, V_SHAPED
 from solver.spec.strategy import chunks_broken
 
 
@@ -40,12 +40,12 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     * zb-h1: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro batches
       (Qi et al. 2023, arXiv 2401.10241). The order is fixed: stages that differ in kind, not only in layers, may lose by it.
     * zb-1p, zb-2p: solver.schedule.automatic, whose orders depend on times; here those of equal passes.
-    * zb-v, v-half, v-min, dualpipev: solver.schedule.wave_orders.
+    * zb-v, v-half, v-min, dualpipev: solver.schedule.v_shaped_orders.
     """
     check_schedule(schedule, stages, micro_batches, vpp, group)
     behind = stages - 1 - stage
-    if schedule in WAVES:
-        return wave_order(schedule, stage, stages, micro_batches)
+    if schedule in V_SHAPED:
+        return v_shaped_order(schedule, stage, stages, micro_batches)
     if schedule == "gpipe":
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from solver.schedule.automatic import automatic_limit
-from solver.schedule.critical_paths import wave_in_flight
+from solver.schedule.critical_paths import v_shaped_in_flight
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, STEADY, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.schedule.warm_up import group_of, interleaved_warm_up
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, V_SHAPED
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def stage_layers(
     return StageLayers(n_first, n_middle, n_last)
 
 
-def wave_stages(stages: StageLayers, waves: np.ndarray, counts_loss: np.ndarray) -> StageLayers:
-    """Return evenly divided stages, of which the first holds the loss too under V-shaped schedules (``waves``)."""
-    moved = np.where(waves, counts_loss, 0)
+def v_shaped_stages(stages: StageLayers, v_shaped: np.ndarray, counts_loss: np.ndarray) -> StageLayers:
+    """Return evenly divided stages, of which the first holds the loss too under V-shaped schedules (``v_shaped``)."""
+    moved = np.where(v_shaped, counts_loss, 0)
     return StageLayers(stages.first - moved, stages.middle, stages.last + moved)
 
 
@@ -123,19 +123,21 @@ def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any
     plain = np.where(zero_bubble, delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
     chunks = interleaved_warm_up(pp, vpp, stage, group) + 1
     found = np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
-    waves = is_schedule(schedule, *WAVES)
-    return _with_waves(schedule, m, pp, stage, waves, found) if np.any(waves) else found
+    v_shaped = is_schedule(schedule, *V_SHAPED)
+    return _with_v_shaped(schedule, m, pp, stage, v_shaped, found) if np.any(v_shaped) else found
 
 
-def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray, waves: Any, found: np.ndarray) -> np.ndarray:
-    """Return ``found`` with the counted numbers where ``waves``."""
+def _with_v_shaped(
+    schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray, v_shaped: Any, found: np.ndarray
+) -> np.ndarray:
+    """Return ``found`` with the counted numbers where ``v_shaped``."""
     codes = SCHEDULES.index(schedule) if isinstance(schedule, str) else schedule
-    chosen = np.ravel(np.broadcast_to(waves, found.shape))
+    chosen = np.ravel(np.broadcast_to(v_shaped, found.shape))
     columns = np.stack([a.ravel() for a in np.broadcast_arrays(codes, pp, m, stage)], axis=1)[chosen]
     rows, group = np.unique(columns, axis=0, return_inverse=True)
-    held = np.array([wave_in_flight(SCHEDULES[code], p, count)[min(s, p - 1)] for code, p, count, s in rows.tolist()])
+    held = np.array([v_shaped_in_flight(SCHEDULES[code], p, count)[min(s, p - 1)] for code, p, count, s in rows.tolist()])
     out = np.array(found, dtype=float)
-    out[np.broadcast_to(waves, out.shape)] = held[group.ravel()]
+    out[np.broadcast_to(v_shaped, out.shape)] = held[group.ravel()]
     return out
 
 
@@ -174,7 +176,7 @@ def layers_in_flight(
     """
     flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage, group)
     pp, m = np.asarray(pp), np.asarray(micro_batches)
-    short = np.where(is_schedule(schedule, *WAVES), 0, short)  # both ends are on one stage
+    short = np.where(is_schedule(schedule, *V_SHAPED), 0, short)  # both ends are on one stage
     size = group_of(pp, group)
     of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > size, 0, 1), np.minimum(size + pp - 1, m))
     return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

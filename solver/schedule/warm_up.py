@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from solver.schedule.kinds import FORWARD, STEADY, is_schedule
-from solver.schedule.wave_orders import wave_order
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.schedule.v_shaped_orders import v_shaped_order
+from solver.spec.choices import SCHEDULES, V_SHAPED
 
 
 def group_of(pp: Any, group: Any) -> Any:
@@ -32,15 +32,17 @@ def unpaired_micro_batches(schedule: np.ndarray, pp: np.ndarray, vpp: np.ndarray
     schedule: codes (indexes into SCHEDULES); all arrays of one shape. V-shaped orders are counted.
     """
     found = np.where(vpp > 1, interleaved_warm_up(pp, vpp, 0, group) / vpp, pp - 1.0)
-    waves = np.flatnonzero(is_schedule(schedule, *WAVES))
-    if len(waves):
-        rows, which = np.unique(np.stack([schedule, pp], axis=1)[waves], axis=0, return_inverse=True)
-        found[waves] = np.array([_wave_warm_up(SCHEDULES[code], stages) for code, stages in rows.tolist()])[which.ravel()]
+    v_shaped = np.flatnonzero(is_schedule(schedule, *V_SHAPED))
+    if len(v_shaped):
+        rows, which = np.unique(np.stack([schedule, pp], axis=1)[v_shaped], axis=0, return_inverse=True)
+        found[v_shaped] = np.array([_v_shaped_warm_up(SCHEDULES[code], stages) for code, stages in rows.tolist()])[
+            which.ravel()
+        ]
     return found
 
 
 @lru_cache(maxsize=1024)
-def _wave_warm_up(schedule: str, pp: int) -> float:
+def _v_shaped_warm_up(schedule: str, pp: int) -> float:
     """Return the same of a V-shaped schedule: half of the passes, since a stage has two chunks."""
-    kinds = wave_order(schedule, 0, pp, STEADY * pp)[:, 0]
+    kinds = v_shaped_order(schedule, 0, pp, STEADY * pp)[:, 0]
     return float(np.flatnonzero(kinds != FORWARD)[0]) / 2

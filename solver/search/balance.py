@@ -52,7 +52,7 @@ def balanced(solutions: Solutions, index: int) -> Balanced:
 
     Raises InputError where there is no pipeline, or the framework runs no layout strings.
     """
-    problem, one = solutions.problem, solutions.layouts.take(np.array([index]))
+    problem, one = solutions.problem, solutions.layouts.one(index)
     if int(one.splits.pp[0]) == 1:
         raise InputError("there is one pipeline stage, so there is nothing to balance; leave --balance out")
     run = one.strategy(0, problem.run)

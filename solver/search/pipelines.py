@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from solver.search.divisions import Division, divisions, divisors
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, V_SHAPED
 from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
 from solver.spec.expert_rules import overlap_runs, predicted_beside
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
@@ -24,7 +24,7 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
         rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
     if problem.chunks:
         schedules = tuple(
-            name for name in schedules if name in (*can_run.layout_schedules, "interleaved") and name not in WAVES
+            name for name in schedules if name in (*can_run.layout_schedules, "interleaved") and name not in V_SHAPED
         )
     schedules = tuple(name for name in schedules if deferral_runs(run.defer_embedding_wgrad_compute, pp, name))
     if not schedules:
@@ -60,9 +60,9 @@ def _batches(
     """
     pp, stated, tries = of
     found: list[tuple[int, ...]] = []
-    plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
+    plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *V_SHAPED)]
     interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
-    waves = [name for name in schedules if name in WAVES]
+    v_shaped = [name for name in schedules if name in V_SHAPED]
     for size in divisors(sequences):
         count = sequences // int(size)
         group = stated if stated or not tries else smallest_group(count, pp)
@@ -70,7 +70,7 @@ def _batches(
         for vpp, division in divided:
             ways = plain if vpp == 1 else interleaved * in_groups
             if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
-                ways = ways + [SCHEDULES.index(name) for name in waves if not chunks_broken(name, pp, vpp, count)]
+                ways = ways + [SCHEDULES.index(name) for name in v_shaped if not chunks_broken(name, pp, vpp, count)]
             found += [(int(size), count, code, vpp, group * (code in interleaved), *division) for code in ways]
         if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
             rejected["interleaving needs micro batches in multiples of pp"] += chunked

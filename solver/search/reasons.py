@@ -11,7 +11,7 @@ from profiler.errors import InputError
 from solver.search.divisions import Division, divisors
 from solver.search.fixed import agreeing
 from solver.spec.can_run import CanRun
-from solver.spec.choices import WAVES, TpMode
+from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.feasibility import check_rules
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
@@ -126,7 +126,7 @@ def _candidates(problem: Problem, fixed: Mapping[str, Any]) -> Iterator[dict[str
 
 def _chunks(fixed: Mapping[str, Any]) -> Sequence[int]:
     """Return how many chunks a stage may have beside what is fixed."""
-    return [2] if fixed.get("schedule") in WAVES else [2, 3, 5] if fixed.get("schedule") == "interleaved" else [1]
+    return [2] if fixed.get("schedule") in V_SHAPED else [2, 3, 5] if fixed.get("schedule") == "interleaved" else [1]
 
 
 def _modes(can_run: CanRun, fixed: Mapping[str, Any]) -> Sequence[str]:

@@ -252,13 +252,13 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
         alike = expert_shards_run(can_run, splits.zero_shard_size, splits.cp * splits.dp, copies)
         sharded &= alike | (splits.ep * splits.etp == 1)
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
-    zeros = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.mode != TpMode.ISP))]
+    possible = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.mode != TpMode.ISP))]
     offered = set(problem.framework.can_run.zero_stages) & set(zero_stages(problem.run))
     offered -= {0, 1} if problem.run.offload_gradients else set()
-    zeros = [(zero, valid) for zero, valid in zeros if zero in offered]
+    possible = [(zero, valid) for zero, valid in possible if zero in offered]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
-    for stage_of_zero, valid in zeros:
+    for stage_of_zero, valid in possible:
         rows = np.flatnonzero(valid)
         for level, share in levels:
             covered = _in_chunks(stage[rows] * share, splits.vpp[rows])

@@ -50,11 +50,11 @@ def _offloaded_modules(problem: Problem) -> list[str]:
 
 
 #: Constant of the run -> the values of it that the framework runs and that concern the model.
-DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
+CONSTANT_AXES: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "cp_comm": lambda p: [how for how in p.framework.can_run.cp_comms if how != "a2a+ring"] or [p.run.cp_comm],
     "tp_comm_overlap": lambda p: _flag(p.framework.can_run.tp_comm_overlap),
     "recompute_modules": _modules,
-    "moe_dispatcher": lambda p: list(dict.fromkeys((*dispatchers_on(p), p.run.moe_dispatcher))),
+    "moe_dispatcher": dispatchers_on,
     "defer_embedding_wgrad_compute": lambda p: _flag(
         p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
     ),
@@ -140,9 +140,9 @@ class Variant:
         return self.best.seconds if self.best else float("inf")
 
 
-def parse_demanded(text: str) -> tuple[str, ...]:
-    """Return the axes of ``cp_comm,recompute_modules``. Raises InputError for what is none of DEMANDED."""
-    return parse_names("--also", text, DEMANDED, "is not varied on demand", "give some of")
+def parse_constant_axes(text: str) -> tuple[str, ...]:
+    """Return the axes of ``cp_comm,recompute_modules``. Raises InputError for what is none of CONSTANT_AXES."""
+    return parse_names("--also", text, CONSTANT_AXES, "is not varied on demand", "give some of")
 
 
 def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:
     of_experts = [name for name in names if name.startswith("moe_")]
     if of_experts and not problem.model.is_mixture_of_experts:
         raise InputError(f"--also {of_experts[0]} varies nothing: {problem.model.name} has no experts")
-    values = {name: list(dict.fromkeys([getattr(problem.run, name), *DEMANDED[name](problem)])) for name in names}
+    values = {name: list(dict.fromkeys([getattr(problem.run, name), *CONSTANT_AXES[name](problem)])) for name in names}
     single = [name for name, offered in values.items() if len(offered) == 1]
     if single:
         needs = " where the cluster describes no host" * single[0].startswith(("offload", "optimizer_offload"))

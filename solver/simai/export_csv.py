@@ -16,7 +16,7 @@ from solver.simai.pieces import Piece
 from solver.simai.stage_work import StageWork, Work
 from solver.simai.step_work import StepWork
 from solver.simai.workload_csv import COMPUTATION, EPOCH_END, CsvWorkload, Gemm, Item
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.strategy import Strategy
 
 _KINDS = {"all2all": "all_to_all"}
@@ -79,7 +79,7 @@ def _with_sends(kind: int, chunk: _Passes, part: int, run: Strategy, send: int) 
     forward, last = kind == FORWARD, run.pp * run.vpp - 1
 
     def message(way: str, other: int, stage: str) -> Iterator[Item]:
-        turns = run.schedule in WAVES and {part, other} == {run.pp - 1, run.pp}  # both on the last stage
+        turns = run.schedule in V_SHAPED and {part, other} == {run.pp - 1, run.pp}  # both on the last stage
         if 0 <= other <= last and run.pp > 1 and not turns:
             sends = "isend" if way.startswith("send") else "irecv"
             yield Item(sends, "pp_group", send, stage, run.pp, additional=way)

@@ -77,7 +77,7 @@ def notes_of(run: Strategy) -> list[str]:
 
 def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> StageWork:
     """Return what a stage of layout ``index`` does. stage: from 0 (default: the one that the others wait for)."""
-    split = solutions.layouts.take(np.array([index])).splits
+    split = solutions.layouts.one(index).splits
     pp, vpp = int(split.pp[0]), int(split.vpp[0])
     run = solutions.layouts.strategy(index, solutions.problem.run)
     check_expressible(run)

@@ -36,7 +36,7 @@ class StepWork:
 def step_work(solutions: Solutions, index: int) -> StepWork:
     """Return what layout ``index`` does once per step. Without a pipeline ZeRO-2 reduces gradients in every micro batch."""
     zero, problem = int(solutions.layouts.zero[index]), solutions.problem
-    split = solutions.layouts.take(np.array([index])).splits
+    split = solutions.layouts.one(index).splits
     m, pp = int(split.num_micro_batches[0]), int(split.pp[0])
     times = {
         "accumulation": round(float(accumulations(problem, zero, m, pp))),
@@ -65,7 +65,7 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
 
 
 def _send_bytes(solutions: Solutions, index: int) -> int:
-    split = solutions.layouts.take(np.array([index])).splits
+    split = solutions.layouts.one(index).splits
     if int(split.pp[0]) == 1:
         return 0
     ops = estimate_send_recv(solutions.problem, split).ops

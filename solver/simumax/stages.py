@@ -62,7 +62,7 @@ def breakdown(solutions: Solutions, index: int) -> list[dict[str, float]]:
 def _forward_seconds(solutions: Solutions, index: int) -> np.ndarray:
     """Return the compute of the forward passes of all micro batches on every stage: [pp]."""
     problem, row = solutions.problem, solutions.layouts.row[index]
-    one, key = solutions.layouts.take(np.array([index])), solutions.terms.key[row]
+    one, key = solutions.layouts.one(index), solutions.terms.key[row]
     stages, table = stages_of(problem, one.splits, every=True), solutions.table
     each = stages.counts[:, :, 0] @ solutions.terms.forward[:, 0, row]
     each = each + table.embedding.times.forward[0, key] * stages.has_embedding[:, 0]
@@ -73,7 +73,7 @@ def _forward_seconds(solutions: Solutions, index: int) -> np.ndarray:
 def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
     """Return the memory of every stage."""
     problem, table = solutions.problem, solutions.table
-    one = solutions.layouts.take(np.array([index]))
+    one = solutions.layouts.one(index)
     splits, zero, level = one.splits, int(one.zero[0]), int(one.recompute[0])
     key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
     stages, memory = stages_of(problem, splits, every=True), memory_of_stages(solutions, index)

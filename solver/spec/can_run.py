@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver.spec.choices import CHOICES, SCHEDULES, WAVES, TpMode
+from solver.spec.choices import CHOICES, SCHEDULES, V_SHAPED, TpMode
 
 #: Soft caps with unfused attention only, or also inside FlashAttention's kernels (solver.spec.soft_caps).
 UNFUSED_CAPS, FUSED_CAPS = "unfused", "flash"
@@ -86,4 +86,4 @@ class CanRun:
     @property
     def chunks_stages(self) -> bool:
         """Whether stages may have several chunks."""
-        return "interleaved" in self.schedules or any(name in WAVES for name in self.schedules)
+        return "interleaved" in self.schedules or any(name in V_SHAPED for name in self.schedules)

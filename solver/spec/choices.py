@@ -42,9 +42,9 @@ OFFLOAD_LEAST_ELEMENTS = 1 << 20
 #: Modules of a layer whose saved activations may wait on the host, in Megatron-Core's names.
 OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 #: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
-WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that run the weight gradient as a pass of its own.
-SPLIT_BACKWARD = ("zb-h1", "zb-1p", "zb-2p", *WAVES)
+SPLIT_BACKWARD = ("zb-h1", "zb-1p", "zb-2p", *V_SHAPED)
 #: Allowed values of the keys that have a fixed set of them.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp_mode": tuple(mode.name.lower() for mode in TpMode),

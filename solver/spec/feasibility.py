@@ -9,7 +9,7 @@ from profiler.errors import InputError, require
 from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.can_run import CanRun
-from solver.spec.choices import WAVES, TpMode
+from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.division import (
@@ -83,7 +83,7 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     counted = s.counts_ends
     others, left = s.pp - (first > 0) - (last > 0), layers + counted - first - last
     even = left % others == 0 if others else left == 0
-    if s.schedule in WAVES and (first or last):
+    if s.schedule in V_SHAPED and (first or last):
         return f"divides the layers evenly under schedule {s.schedule}; leave num_layers_in_first_pipeline_stage and _last_ out"
     if s.pp == 1:
         return "num_layers_in_first_pipeline_stage and _last_ need pp above 1" if first or last else ""
@@ -99,7 +99,7 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
         ends = f" and {counted} counted as such" * (counted > 0)
         ends += f", {first} of them on the first" * (first > 0) + f", {last} of them on the last" * (last > 0)
         return f"does not run {layers} layers{ends} in {s.pp} pipeline stages"
-    if s.schedule in WAVES and not even:
+    if s.schedule in V_SHAPED and not even:
         return f"divides the layers evenly under schedule {s.schedule}, and {layers} do not divide by {s.pp}"
     if any(size % s.vpp for size in (first, last, left // max(others, 1))):
         return f"does not divide the layers of {s.pp} pipeline stages into {s.vpp} chunks each"
@@ -154,7 +154,7 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
         (not stages, f"{name}: {stages}"),
         (s.pp == 1 or not whole, f"{name} has no pipelines of models with {whole}"),
         (
-            s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
+            s.vpp == 1 or s.schedule in V_SHAPED or "interleaved" in can.schedules,
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
         ),
         (s.pp == 1 or not (wrong := schedule_broken(framework, model, s, s.schedule, s.zero)), wrong),
@@ -171,7 +171,7 @@ def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
     least = s.pp - can.unfilled_stages if can.unfilled_stages is not None and s.vpp == 1 and s.schedule == "1f1b" else 0
     return (
         (
-            s.vpp == 1 or s.schedule in WAVES or s.p2p_overlap or not can.overlaps_interleaving,
+            s.vpp == 1 or s.schedule in V_SHAPED or s.p2p_overlap or not can.overlaps_interleaving,
             f"{name} interleaves stages only with p2p_overlap",
         ),
         (

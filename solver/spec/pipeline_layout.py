@@ -39,14 +39,14 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     return tuple(chunk.count("t") for chunk in chunks)
 
 
-def layers_of_chunks(sizes: Sequence[int], pp: int, wave: bool = False) -> list[np.ndarray]:
+def layers_of_chunks(sizes: Sequence[int], pp: int, v_shaped: bool = False) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
 
     sizes: layers of every chunk, which are consecutive. Stage s holds chunks s, s + pp, ...; under a V-shaped schedule
-    (``wave``) chunks s and 2 pp - 1 - s.
+    (``v_shaped``) chunks s and 2 pp - 1 - s.
     """
     chunks = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    if wave:
+    if v_shaped:
         return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
     return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.errors import require
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.expert_rules import experts_divide
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
@@ -74,7 +74,7 @@ def _recomputation_broken(s: Strategy) -> str:
         return f"{what} needs pipeline_layout, which says what each stage holds"
     if len(counts) != s.pp:
         return f"{what} is of {len(counts)} stages, and pp is {s.pp}"
-    held = [len(layers) for layers in layers_of_chunks(chunk_layers(s.pipeline_layout), s.pp, s.schedule in WAVES)]
+    held = [len(layers) for layers in layers_of_chunks(chunk_layers(s.pipeline_layout), s.pp, s.schedule in V_SHAPED)]
     if any(count > layers for count, layers in zip(counts, held, strict=True)):
         return f"{what}: the stages hold {'+'.join(map(str, held))} layers"
     return ""

@@ -11,7 +11,15 @@ import numpy as np
 
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
-from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, OFFLOAD_MODULES, RECOMPUTE_MODULES, SWITCHES, WAVES, check_choice
+from solver.spec.choices import (
+    CHOICES,
+    CUDA_GRAPH_MODULES,
+    OFFLOAD_MODULES,
+    RECOMPUTE_MODULES,
+    SWITCHES,
+    V_SHAPED,
+    check_choice,
+)
 from solver.spec.documents import effective_document
 from solver.spec.pipeline_layout import predicts_apart
 
@@ -278,11 +286,11 @@ def smallest_group(micro_batches: int, pp: int) -> int:
 
 def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: int = 0) -> str:
     """Return what is wrong with the chunks and micro batches of a schedule, or "". group: as groups_fit."""
-    if schedule in WAVES and (vpp != 2 or pp == 1):
+    if schedule in V_SHAPED and (vpp != 2 or pp == 1):
         return f"schedule {schedule} has two chunks a stage of several: give it vpp 2 and pp above 1, not vpp {vpp}, pp {pp}"
     if micro_batches < (fewest := {"zb-v": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 1)):
         return f"schedule {schedule} needs {fewest} micro batches or more with pp {pp}, not {micro_batches}"
-    if vpp == 1 or schedule in WAVES:
+    if vpp == 1 or schedule in V_SHAPED:
         return ""
     if schedule not in ("1f1b", "interleaved"):
         return f"vpp {vpp} interleaves 1F1B, and schedule {schedule} has one chunk a stage: leave one out"

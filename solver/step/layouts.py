@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.layers.program import LayerKeys, micro_batch_tokens
 from solver.schedule.kinds import AUTOMATIC, is_schedule
-from solver.spec.choices import SCHEDULES, WAVES, Recompute, TpMode
+from solver.spec.choices import SCHEDULES, V_SHAPED, Recompute, TpMode
 from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 
@@ -24,7 +24,7 @@ _SIZES = (
 
 def schedule_code(schedule: str, vpp: int) -> int:
     """Return the index into SCHEDULES of a layout's schedule: several chunks are interleaved or V-shaped, one is not."""
-    if schedule in WAVES:
+    if schedule in V_SHAPED:
         return SCHEDULES.index(schedule)
     plain = "1f1b" if schedule == "interleaved" else schedule
     return SCHEDULES.index("interleaved" if vpp > 1 else plain)
@@ -76,9 +76,9 @@ class Splits:
         return tuple(getattr(self, f.name) for f in fields(LayerKeys))
 
     @property
-    def waves(self) -> np.ndarray:
+    def v_shaped(self) -> np.ndarray:
         """Whether the schedule is V-shaped: bool [splits]."""
-        return is_schedule(self.schedule, *WAVES)
+        return is_schedule(self.schedule, *V_SHAPED)
 
     @property
     def automatic(self) -> np.ndarray:
@@ -160,6 +160,10 @@ class Layouts:
             Splits(mode=modes, schedule=schedules, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
             column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
         )  # fmt: skip
+
+    def one(self, index: int) -> Layouts:
+        """Return layout ``index`` alone."""
+        return self.take(np.array([index]))
 
     def strategy(self, index: int, run: Strategy) -> Strategy:
         """Return layout ``index`` as a Strategy; fields that layouts do not vary come from ``run``."""

@@ -208,8 +208,8 @@ class PeakMemory:
         kept_logits += has_head * (self._deferred_operands[self._key] * waiting)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
-        zeros = self._layouts.zero_stages
-        *state, update = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zeros)
+        zero_stages = self._layouts.zero_stages
+        *state, update = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
         if problem.framework.memory.bucket_views:
             absent[:3] *= splits.dp * splits.cp == 1
@@ -250,8 +250,8 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = shard_ranks(problem, splits)
-    zeros = layouts.zero_stages
-    state = stage_state(problem, table, key, shares, splits, stages, 0, zeros)[:3].sum(axis=0)
+    zero_stages = layouts.zero_stages
+    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

@@ -19,7 +19,7 @@ from solver.schedule.stages import (
     stage_layers_by_cost,
     stage_layers_counting_ends,
     stage_layers_last_first,
-    wave_stages,
+    v_shaped_stages,
 )
 from solver.spec.choices import TpMode
 from solver.spec.model_size import mlp_matrices
@@ -105,7 +105,7 @@ def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray,
 def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKinds:
     """Return the layers of each kind that the stages hold; every: as in stage_kinds, or where they recompute different ones."""
     ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
-    kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
+    kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.v_shaped * 1)
     every = every or bool(problem.run.recompute_stage_layers)
     covers = not problem.framework.pipeline.keeps_messages  # else stages that receive activations may be fuller
     return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks, covers)
@@ -114,8 +114,8 @@ def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKin
 def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     """Return the layers of the stages as the split and the framework assign them."""
     layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
-    if splits.waves.any():
-        plain = wave_stages(plain, splits.waves, splits.account_for_loss_in_pipeline_split)
+    if splits.v_shaped.any():
+        plain = v_shaped_stages(plain, splits.v_shaped, splits.account_for_loss_in_pipeline_split)
     how = problem.framework.pipeline.assignment
     if how == "even":
         return plain
@@ -123,7 +123,7 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
         assigned = stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
     else:
         assigned = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
-    stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
+    stated = np.any(splits.stage_columns[1:], axis=0) | splits.v_shaped
     ends = {end: np.where(stated, getattr(plain, end), getattr(assigned, end)) for end in ("first", "middle", "last")}
     return replace(assigned, **ends)
 

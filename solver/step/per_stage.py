@@ -25,16 +25,16 @@ def layers_of_stages(solutions: Solutions, index: int) -> np.ndarray:
 
 def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
     """Return the layers of every chunk of layout ``index``, in the order in which a micro batch passes them."""
-    problem, s = solutions.problem, solutions.layouts.take(np.array([index])).splits
-    pp, vpp, embedding, loss, wave = (
+    problem, s = solutions.problem, solutions.layouts.one(index).splits
+    pp, vpp, embedding, loss, v_shaped = (
         int(column[0]) for column in (
-            s.pp, s.vpp, s.account_for_embedding_in_pipeline_split, s.account_for_loss_in_pipeline_split, s.waves
+            s.pp, s.vpp, s.account_for_embedding_in_pipeline_split, s.account_for_loss_in_pipeline_split, s.v_shaped
         )
     )  # fmt: skip
     stages = stage_sizes(problem, s)
     counts = int(stages.first[0]), int(stages.middle[0]), int(stages.last[0])
     layers, last = problem.model.num_hidden_layers, stages.fuller_last
-    return problem.chunks or chunk_sizes(layers, pp, vpp, counts, embedding, loss, bool(wave), last)
+    return problem.chunks or chunk_sizes(layers, pp, vpp, counts, embedding, loss, bool(v_shaped), last)
 
 
 def slowest_stage(solutions: Solutions, index: int) -> int:
@@ -106,5 +106,5 @@ def _peak_of_stages(solutions: Solutions, index: int) -> PeakMemory:
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:
     """Return layout ``index`` alone, and what all its stages hold."""
-    one = solutions.layouts.take(np.array([index]))
+    one = solutions.layouts.one(index)
     return one, stages_of(solutions.problem, one.splits, every=True)

@@ -11,7 +11,7 @@ from solver.schedule.closed_forms import (
     automatic_pipeline_seconds,
     fixed_order_seconds,
     interleaved_seconds,
-    wave_pipeline_seconds,
+    v_shaped_pipeline_seconds,
 )
 from solver.step.deferred_head import with_deferred
 from solver.step.layouts import Layouts
@@ -82,7 +82,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
         drains = over_kinds(terms.stages.totals[:, None], layer.backward) + over_kinds(again, layer.recompute)
         pipeline = with_deferred(pipeline, m * deferred, drains * (pp - 1) / (pp * vpp))
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * stages.ends.recompute
-    fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
+    fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_extra)
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
@@ -101,25 +101,27 @@ def _pipeline(stages: PipelineStages, slowest: Bottleneck, root: np.ndarray, off
     """
     splits, row = stages.terms.splits, stages.layouts.row
     columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
-    waves, automatic, vpp = splits.waves[row], splits.automatic[row], splits.vpp[row]
+    v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]
     seconds = slowest.seconds + root + offload
     total = stages.filling + root + columns.pp * offload
     found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, seconds)
-    fixed = np.flatnonzero(~waves & ~automatic & (vpp == 1) & (columns.pp > 1))
+    fixed = np.flatnonzero(~v_shaped & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
         work = stage_work(stages.take(fixed), offload[fixed], root[fixed])
         found[fixed] = fixed_order_seconds(columns.take(fixed), work)
-    of = np.flatnonzero(waves)
-    if len(of):
-        found[of] = wave_pipeline_seconds(columns.take(of), chunk_work(stages.take(of), offload[of], root[of]), waits)
-    of = np.flatnonzero(automatic)
-    if len(of):
+    v = np.flatnonzero(v_shaped)
+    if len(v):
+        found[v] = v_shaped_pipeline_seconds(columns.take(v), chunk_work(stages.take(v), offload[v], root[v]), waits)
+    planned = np.flatnonzero(automatic)
+    if len(planned):
         stage, terms = slowest.stage, stages.terms
         deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
         forward = over_kinds(stage.layers, stages.layer.forward) + stage.has_head * terms.head_forward[row]
-        each = np.array([forward, seconds - forward - deferrable, deferrable])[:, of]
-        late, share = terms.send_recv[row[of]], weight_share(terms, stages.layouts, stage)[of]
-        found[of] = automatic_pipeline_seconds(columns.take(of), total[of], seconds[of], each, late, share, waits)
+        each = np.array([forward, seconds - forward - deferrable, deferrable])[:, planned]
+        late, share = terms.send_recv[row[planned]], weight_share(terms, stages.layouts, stage)[planned]
+        found[planned] = automatic_pipeline_seconds(
+            columns.take(planned), total[planned], seconds[planned], each, late, share, waits
+        )
     return np.maximum(found, columns.num_micro_batches * seconds)  # but for rounding none is below it
 
 

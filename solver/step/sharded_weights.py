@@ -23,19 +23,19 @@ class ShardedWeights:
     """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
 
     gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. head: [S] those of a
-    head that is gathered as a layer is, apart from the root. apart: as in DataParallel.zero3_by_tensor. again: share of the
-    weights that is then gathered again after recomputation. reducing: [S] share of the micro batches that reduce gradients.
-    last: kind of the last layer.
+    head that is gathered as a layer is, apart from the root. by_tensor: as in DataParallel.zero3_by_tensor. regathered: share
+    of the weights that is then gathered again after recomputation. reducing: [S] share of the micro batches that reduce
+    gradients. last_kind: of the last layer.
     """
 
     gather: tuple[SideStreamWork, ...]
     scatter: tuple[SideStreamWork, ...]
     root: np.ndarray
     head: tuple[SideStreamWork, SideStreamWork] | None
-    apart: bool
-    again: float
+    by_tensor: bool
+    regathered: float
     reducing: np.ndarray
-    last: int
+    last_kind: int
 
 
 def linear_tensors(problem: Problem) -> int:
@@ -102,8 +102,10 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     reducing = 1.0 / splits.num_micro_batches if problem.defers_sync else np.ones(len(splits))
     root = work("root", ways[0]).exposed + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
-    again = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
-    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again, reducing, int(problem.kinds.of_layer[-1]))
+    regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
+    return ShardedWeights(
+        gather, scatter, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1])
+    )
 
 
 def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
@@ -150,9 +152,9 @@ def exposed_by_sharding(
     reducing = weights.reducing[row]
     for kind in range(len(forward)):
         gather, scatter = weights.gather[kind].take(row), weights.scatter[kind].take(row)
-        if weights.apart:
+        if weights.by_tensor:
             layer[kind, chosen] = 2 * gather.exposed + scatter.exposed * reducing
-            recomputing[kind, chosen] = weights.again * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
+            recomputing[kind, chosen] = weights.regathered * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
             continue
         passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
         once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
@@ -160,12 +162,14 @@ def exposed_by_sharding(
         layer[kind, chosen] = first + once
         recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
-    apart = weights.apart or not run.overlap_param_gather
-    root[chosen] = weights.root[row] + (0.0 if apart else weights.gather[0].communication[row])
+    exposed_already = weights.by_tensor or not run.overlap_param_gather
+    root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
-        root[chosen] += gather.overlapped_with(forward[weights.last, chosen]) if run.overlap_param_gather else gather.exposed
-        last = scatter.overlapped_with(backward[weights.last, chosen]) if run.overlap_grad_reduce else scatter.exposed
+        root[chosen] += (
+            gather.overlapped_with(forward[weights.last_kind, chosen]) if run.overlap_param_gather else gather.exposed
+        )
+        last = scatter.overlapped_with(backward[weights.last_kind, chosen]) if run.overlap_grad_reduce else scatter.exposed
         root[chosen] += last * reducing
     return layer, recomputing, root
 

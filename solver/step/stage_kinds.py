@@ -104,8 +104,8 @@ def stage_kinds(
     every: all stages in order, instead of those that can be the slowest or the fullest. stated: layers of every chunk, of which
     all splits have as many; (): as ``stages`` says. first_covers: the first stage stands for middle ones of no more layers.
     """
-    pp, vpp, embedding, loss, wave = columns
-    assigned = _Division(pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
+    pp, vpp, embedding, loss, v_shaped = columns
+    assigned = _Division(pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, v_shaped)
     first, division = distinct(assigned)
     order, of_all = tuple(of_layer.tolist()), (stages.fuller_last, every, stated, first_covers)
     found = [_composition(order, kinds, _Division(*(int(column[i]) for column in assigned)), *of_all) for i in first]
@@ -117,7 +117,7 @@ def stage_kinds(
         counts=table[:, :-1, :, -1].transpose(1, 2, 0)[:, :, division],
         index=index[:, division],
         totals=np.bincount(of_layer, minlength=kinds) * 1.0,
-        has_end=index[:, division] == np.where(wave, 0, pp - 1),
+        has_end=index[:, division] == np.where(v_shaped, 0, pp - 1),
         division=division,
         first_layers=np.ascontiguousarray(table.transpose(1, 2, 0, 3)),
         later_layers=np.ascontiguousarray(later.transpose(1, 2, 0, 3)),
@@ -142,7 +142,7 @@ class _Division(NamedTuple):
     """How splits divide the layers: arrays [splits], or the numbers of one split.
 
     first, most, last: layers of the first, the fullest middle and the last stage. embedding, loss: whether it counts as a
-    layer. wave: whether the schedule is V-shaped.
+    layer. v_shaped: whether the schedule is V-shaped.
     """
 
     pp: Any
@@ -152,7 +152,7 @@ class _Division(NamedTuple):
     last: Any
     embedding: Any
     loss: Any
-    wave: Any
+    v_shaped: Any
 
 
 @lru_cache(maxsize=8192)
@@ -165,9 +165,9 @@ def _composition(
     stated: tuple[int, ...],
     first_covers: bool,
 ) -> _Composition:
-    pp, wave, ends = of.pp, bool(of.wave), (of.first, of.most, of.last)
-    sizes = stated or chunk_sizes(len(order), pp, of.vpp, ends, of.embedding, of.loss, wave, fuller_last)
-    held = layers_of_chunks(sizes, pp, wave)
+    pp, v_shaped, ends = of.pp, bool(of.v_shaped), (of.first, of.most, of.last)
+    sizes = stated or chunk_sizes(len(order), pp, of.vpp, ends, of.embedding, of.loss, v_shaped, fuller_last)
+    held = layers_of_chunks(sizes, pp, v_shaped)
     kind_of = np.array(order)
     tables = []
     for layers in held:
@@ -196,14 +196,14 @@ def first_chunk(held: Any, embedding: Any, loss: Any) -> Any:
 
 
 def chunk_sizes(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False,
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, v_shaped: bool = False,
     fuller_last: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
     """Return the layers of every chunk, in the order in which a micro batch passes them.
 
     counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first,
     or, with fuller_last, last. embedding, loss: 1 where it takes the place of a layer of the very first or the very last chunk.
-    wave: under a V-shaped schedule, whose first stage holds both.
+    v_shaped: under a V-shaped schedule, whose first stage holds both.
     """
     first, most, last = counts
     each = [first, last][:pp]
@@ -214,7 +214,7 @@ def chunk_sizes(
         assigned = [most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]
         each = [first, *(assigned[::-1] if fuller_last else assigned), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
-    if wave:
+    if v_shaped:
         begins = int(first_chunk(first, embedding, loss))
         sizes[:, 0] = begins, first - begins
         return tuple(int(size) for size in (*sizes[0], *sizes[1, ::-1]))

@@ -61,18 +61,18 @@ def end_recomputed(problem: Problem, layouts: Layouts) -> np.ndarray:
 class LayerSeconds(NamedTuple):
     """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
 
-    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. hidden:
-    exchange of tokens beside another micro batch. once: all without recomputation. recomputing: what recomputation adds.
+    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_extra: what recomputation adds to that. hidden:
+    exchange of tokens beside another micro batch. without_recompute: all but recomputation. recompute_extra: what it adds.
     """
 
     forward: np.ndarray
     backward: np.ndarray
     recompute: np.ndarray
     fsdp: np.ndarray
-    fsdp_recomputing: np.ndarray
+    fsdp_extra: np.ndarray
     hidden: np.ndarray
-    once: np.ndarray
-    recomputing: np.ndarray
+    without_recompute: np.ndarray
+    recompute_extra: np.ndarray
 
 
 def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[LayerSeconds, np.ndarray]:
@@ -80,11 +80,11 @@ def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[L
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
     recompute = terms.recompute[:, layouts.recompute, row]
-    fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, run, forward, backward, recompute)
+    fsdp, fsdp_extra, root = exposed_by_sharding(terms.sharded, layouts, run, forward, backward, recompute)
     both, nothing = forward + backward, np.zeros(forward.shape)
     hidden = _hidden_exchange(terms, layouts, both, run) if run.moe_exchange_overlap else nothing
-    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
-    return LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
+    without_recompute, extra = forward + backward + fsdp - hidden, recompute + fsdp_extra
+    return LayerSeconds(forward, backward, recompute, fsdp, fsdp_extra, hidden, without_recompute, extra), root
 
 
 def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Strategy) -> np.ndarray:
@@ -142,8 +142,8 @@ def sends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Sends:
     blocking = problem.framework.pipeline.blocking_sends
     never = overlaps_sends(problem, terms, layouts) | splits.automatic[row]
     between = np.where(never, 0.0, blocking * vpp * terms.send_recv[row])
-    # an end of the pipeline has one neighbour: of two exchanges for each chunk it makes one less, at the end of a wave for each
-    less = np.where(splits.waves[row], 0.5, 1 / (2.0 * vpp))
+    # an end of the pipeline has one neighbour: of two exchanges for each chunk it makes one less, and where a V turns each
+    less = np.where(splits.v_shaped[row], 0.5, 1 / (2.0 * vpp))
     at_end = np.where(pp > 1, between * (1 - less), between)
     return Sends(between, at_end, between * (pp - 1) * FILLING_SENDS / blocking)
 
@@ -174,7 +174,9 @@ class PipelineStages:
         """Seconds of one micro batch on its way through all stages and back, while the pipeline fills and drains: [layouts]."""
         terms, row = self.terms, self.layouts.row
         _, recomputed = terms.stages.recomputed(self.limit, row)
-        layers = over_kinds(terms.stages.totals[:, None], self.layer.once) + over_kinds(recomputed, self.layer.recomputing)
+        layers = over_kinds(terms.stages.totals[:, None], self.layer.without_recompute) + over_kinds(
+            recomputed, self.layer.recompute_extra
+        )
         return layers + self.ends.embedding + self.ends.head + self.sends.filling
 
 
@@ -186,17 +188,17 @@ class Bottleneck(NamedTuple):
     stage: SlowestStage
 
 
-def bottleneck(of: PipelineStages) -> Bottleneck:
+def bottleneck(stages: PipelineStages) -> Bottleneck:
     """Return the slowest stage, of equal ones the first, else the last.
 
     The first stage stands for middle ones of as many layers where there are any, so it waits for as many sends.
     """
-    row, stages, ends, layer = of.layouts.row, of.terms.stages, of.ends, of.layer
-    counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
-    recomputed, _ = stages.recomputed(of.limit, row, counts)
-    sent = np.where((has_head > 0) | (of.terms.splits.pp[row] == 2), of.sends.at_end, of.sends.between)
+    row, kinds, ends, layer = stages.layouts.row, stages.terms.stages, stages.ends, stages.layer
+    counts, has_embedding, has_head = kinds.counts[:, :, row], kinds.has_embedding[:, row], kinds.has_head[:, row]
+    recomputed, _ = kinds.recomputed(stages.limit, row, counts)
+    sent = np.where((has_head > 0) | (stages.terms.splits.pp[row] == 2), stages.sends.at_end, stages.sends.between)
     seconds = np.array([
-        over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
+        over_kinds(counts[s], layer.without_recompute) + over_kinds(recomputed[s], layer.recompute_extra)
         + has_embedding[s] * ends.embedding + has_head[s] * ends.head + sent[s]
         for s in range(len(counts))
     ])  # fmt: skip
@@ -208,47 +210,47 @@ def bottleneck(of: PipelineStages) -> Bottleneck:
     return Bottleneck(seconds[chosen], sent[chosen], stage)
 
 
-def stage_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:
+def stage_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:
     """Return the seconds of every stage that can be the slowest, by pass.
 
     everywhere: what every stage waits for besides, in each micro batch. at_ends: the same of the ends; the slowest
     stage waits for it too.
     """
-    row, stages, splits = of.layouts.row, of.terms.stages, of.terms.splits
-    counts, index, pp = stages.counts[:, :, row], stages.index[:, row], splits.pp[row]
-    recomputed, recomputed_of_all = stages.recomputed(of.limit, row, counts)
-    head, half = stages.has_head[:, row], of.sends.between / 2  # a pass waits for one exchange
+    row, kinds, splits = stages.layouts.row, stages.terms.stages, stages.terms.splits
+    counts, index, pp = kinds.counts[:, :, row], kinds.index[:, row], splits.pp[row]
+    recomputed, recomputed_of_all = kinds.recomputed(stages.limit, row, counts)
+    head, half = kinds.has_head[:, row], stages.sends.between / 2  # a pass waits for one exchange
     each, later = [], []
-    for s, (layers, again) in enumerate(zip(*stages.after(of.limit, row), strict=True)):
+    for s, (layers, again) in enumerate(zip(*kinds.after(stages.limit, row), strict=True)):
         after = pp - 1 - index[s]
         sent = (after > 0) * half, (index[s] > 0) * half + everywhere + at_ends
-        each.append(_passes(of, counts[s], recomputed[s], (stages.has_embedding[s, row], head[s]), sent))
+        each.append(_passes(stages, counts[s], recomputed[s], (kinds.has_embedding[s, row], head[s]), sent))
         sent = np.maximum(after - 1, 0) * half, after * (half + everywhere)
-        later.append(_passes(of, layers, again, (0.0, (after > 0) * 1.0), sent))
-    sent = of.sends.filling / 2, of.sends.filling / 2 + pp * everywhere + at_ends
-    total = _passes(of, np.repeat(stages.totals[:, None], len(row), axis=1), recomputed_of_all, (1.0, 1.0), sent)
+        later.append(_passes(stages, layers, again, (0.0, (after > 0) * 1.0), sent))
+    sent = stages.sends.filling / 2, stages.sends.filling / 2 + pp * everywhere + at_ends
+    total = _passes(stages, np.repeat(kinds.totals[:, None], len(row), axis=1), recomputed_of_all, (1.0, 1.0), sent)
     return StageWork(np.stack(each, axis=1), np.stack(later, axis=1), total, index)
 
 
-def chunk_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> np.ndarray:
+def chunk_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> np.ndarray:
     """Return the seconds of the first chunk of V-shaped stages, of the last and of any other, by pass: [3, 3, layouts].
 
     everywhere, at_ends: as in stage_work. The first stage has the first chunk and the last one; layers of several kinds are
     divided between them as all its layers are.
     """
-    row, stages, splits = of.layouts.row, of.terms.stages, of.terms.splits
-    counts = stages.counts[:, :, row]
-    recomputed, _ = stages.recomputed(of.limit, row, counts)
+    row, kinds, splits = stages.layouts.row, stages.terms.stages, stages.terms.splits
+    counts = kinds.counts[:, :, row]
+    recomputed, _ = kinds.recomputed(stages.limit, row, counts)
     embedding, loss = splits.account_for_embedding_in_pipeline_split[row], splits.account_for_loss_in_pipeline_split[row]
-    held = np.maximum(stages.layers[0, row], 1.0)
+    held = np.maximum(kinds.layers[0, row], 1.0)
     share = first_chunk(held, embedding, loss) / held
-    half, others = of.sends.between / 4, (stages.index[:, row] > 0)[:, None]  # a pass waits for one exchange
+    half, others = stages.sends.between / 4, (kinds.index[:, row] > 0)[:, None]  # a pass waits for one exchange
     turning = half * np.where(splits.pp[row] == 2, 0.5, 1.0)  # half of the last stage's passes do
     waits, nothing = (everywhere + at_ends) / 2, np.zeros(len(row))
-    first = _passes(of, counts[0] * share, recomputed[0] * share, (1.0, 0.0), (half, waits))
-    last = _passes(of, counts[0] * (1 - share), recomputed[0] * (1 - share), (0.0, 1.0), (nothing, half + waits))
+    first = _passes(stages, counts[0] * share, recomputed[0] * share, (1.0, 0.0), (half, waits))
+    last = _passes(stages, counts[0] * (1 - share), recomputed[0] * (1 - share), (0.0, 1.0), (nothing, half + waits))
     each = [
-        _passes(of, counts[s] / 2, recomputed[s] / 2, (0.0, 0.0), (turning, turning + waits)) * others[s]
+        _passes(stages, counts[s] / 2, recomputed[s] / 2, (0.0, 0.0), (turning, turning + waits)) * others[s]
         for s in range(1, len(counts))
     ]
     seconds = np.array(each)
@@ -257,19 +259,23 @@ def chunk_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) 
 
 
 def _passes(
-    of: PipelineStages, layers: np.ndarray, recomputed: np.ndarray, ends: tuple[Any, Any], sent: tuple[np.ndarray, np.ndarray]
+    stages: PipelineStages,
+    layers: np.ndarray,
+    recomputed: np.ndarray,
+    ends: tuple[Any, Any],
+    sent: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
     """Return the seconds of forward pass, input gradients and weight gradients of ``layers``: [3, layouts].
 
     ends: whether embedding and head are among them (0 or 1). sent: what the first two wait for.
     """
-    row, terms, layer, (first, last) = of.layouts.row, of.terms, of.layer, ends
+    row, terms, layer, (first, last) = stages.layouts.row, stages.terms, stages.layer, ends
     forward = over_kinds(layers, layer.forward) + first * terms.embedding_forward[row] + last * terms.head_forward[row]
     both = (
-        over_kinds(layers, layer.once)
-        + over_kinds(recomputed, layer.recomputing)
-        + first * of.ends.embedding
-        + last * of.ends.head
+        over_kinds(layers, layer.without_recompute)
+        + over_kinds(recomputed, layer.recompute_extra)
+        + first * stages.ends.embedding
+        + last * stages.ends.head
     )
     split = is_schedule(terms.splits.schedule[row], *SPLIT_BACKWARD)
     weights = split * (over_kinds(layers, terms.weight_grad[:, row]) + last * terms.head_weight_grad[row])

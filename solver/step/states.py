@@ -20,13 +20,13 @@ from solver.step.stage_kinds import StageKinds, over_kinds
 
 def stage_state(
     problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], splits: Splits,
-    stages: StageKinds, stage: int, zeros: Iterable[int] = range(4),
+    stages: StageKinds, stage: int, zero_stages: Iterable[int] = range(4),
 ) -> np.ndarray:  # fmt: skip
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
     [4, 4 ZeRO stages, splits].
 
-    shares: ranks over which ZeRO shards the parameters, of the groups that are asked for, each of shape [splits]. zeros: ZeRO
-    stages that are asked for; the rows of others are not filled in.
+    shares: ranks over which ZeRO shards the parameters, of the groups that are asked for, each of shape [splits]. zero_stages:
+    those that are asked for; the rows of others are not filled in.
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
@@ -52,7 +52,7 @@ def stage_state(
         trained += elements
         out[0] += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
-        for zero in zeros:
+        for zero in zero_stages:
             whole = piped & (zero == 2) | late & (zero > 1)
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             out[:3, zero] += held

@@ -201,7 +201,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     op = _message("tied_embedding", "all_reduce", size, place)
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
     copied = copied and not problem.is_frozen(OTHERS)
-    present = np.where((splits.pp > 1) & ~splits.waves & copied, 1.0, 0.0)  # a wave ends where it begins
+    present = np.where((splits.pp > 1) & ~splits.v_shaped & copied, 1.0, 0.0)  # a V ends where it begins
     return replace(op, count=present)
 
 

@@ -71,7 +71,7 @@ class SplitTerms:
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
     s = splits
-    return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, s.waves * 1, *s.stage_columns))
+    return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, s.v_shaped * 1, *s.stage_columns))
 
 
 def estimate_synchronisation(
@@ -108,7 +108,7 @@ def _restart(problem: Problem, splits: Splits) -> np.ndarray:
 
 def overlapping_sends(problem: Problem, splits: Splits) -> np.ndarray:
     """Return whether each split's sends run beside the next chunk's compute."""
-    return (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.waves
+    return (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.v_shaped
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:

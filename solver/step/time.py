@@ -157,7 +157,7 @@ def _synchronisation(
     messages = buckets(problem, split, parameters, parameters, split.dp * split.cp)[row]
     one_bucket = 1 / np.where(of_units, units(problem, split, LINEARS)[row], messages)
     last_bucket = np.minimum(np.maximum(one_bucket, (embedding / parameters)[row]), 1.0)
-    interleaved = (vpp > 1) & ~split.waves[row]
+    interleaved = (vpp > 1) & ~split.v_shaped[row]
     group = group_of(pp, split.micro_batch_group[row])
     under = np.where(interleaved, group * backward * (vpp - 1) / vpp, backward * times)
     alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))

@@ -17,7 +17,7 @@ from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, stage_layers
-from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, WAVES
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, V_SHAPED
 
 
 def _words(line: Timeline, stage: int) -> str:
@@ -87,7 +87,7 @@ few = settings(max_examples=60, deadline=None)
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
     schedule = draw(st.sampled_from(SCHEDULES))
-    wave = schedule in WAVES
+    wave = schedule in V_SHAPED
     stages = draw(st.integers(2 if wave else 1, 5))
     vpp = draw(st.integers(1, 3)) if schedule == "interleaved" else 1 + wave
     m = draw(st.integers(1, 4)) * stages if schedule == "interleaved" and vpp > 1 else draw(st.integers(1, 12))

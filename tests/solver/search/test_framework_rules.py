@@ -12,7 +12,7 @@ from profiler.profile.devices import DEVICES
 from solver.formats.cases import read_cases
 from solver.formats.config_file import CONFIGS
 from solver.search.search import search
-from solver.spec.choices import WAVES
+from solver.spec.choices import V_SHAPED
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import FRAMEWORKS, framework_of
@@ -57,7 +57,7 @@ ALL_FRAMEWORKS: tuple[Rule, ...] = (
     lambda model, s: s.tp * s.cp * s.pp * s.dp == s.world_size,
     # torch's pipelines keep gathered weights between the micro batches of a pipeline
     lambda model, s: s.zero < 2 or s.pp == 1 or (s.zero == 2 and s.framework.startswith(("torchtitan", "nemo-automodel"))),
-    lambda model, s: s.vpp == 1 or (s.pp > 1 and (s.schedule in WAVES or s.num_micro_batches % s.pp == 0)),
+    lambda model, s: s.vpp == 1 or (s.pp > 1 and (s.schedule in V_SHAPED or s.num_micro_batches % s.pp == 0)),
     lambda model, s: s.vpp == 1 or (model.num_hidden_layers + counted(s)) % (s.pp * s.vpp) == 0 or stated(s),
     lambda model, s: s.cp == 1 or s.seq_len % (2 * s.cp) == 0,
     lambda model, s: model.num_attention_heads % s.tp == 0,
@@ -88,7 +88,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             s.schedule in ("1f1b", "interleaved")
             or not (s.overlap_grad_reduce or s.overlap_param_gather or model.tie_word_embeddings)
         ),
-        lambda model, s: s.schedule not in WAVES or model.num_hidden_layers % (2 * s.pp) == 0,
+        lambda model, s: s.schedule not in V_SHAPED or model.num_hidden_layers % (2 * s.pp) == 0,
     ),
     "nemo-24": (*MEGATRON, EVEN),
     "nemo-24.09": (*MEGATRON, EVEN),

@@ -16,7 +16,7 @@ from profiler.profile.devices import DEVICES
 from solver.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.search.search import search
-from solver.search.variants import parse_demanded, search_variants, variants_of
+from solver.search.variants import parse_constant_axes, search_variants, variants_of
 from solver.spec.cluster import cluster_of
 from solver.step.problem import Problem
 
@@ -92,7 +92,7 @@ def test_modules_on_the_host_are_searched(h100_model: CostModel) -> None:
 )
 def test_what_varies_nothing_is_refused(h100_model: CostModel, names: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        search_variants(problem_of(h100_model), 64, parse_demanded(names))
+        search_variants(problem_of(h100_model), 64, parse_constant_axes(names))
 
 
 def test_graphs_of_whole_layers_do_not_hold_experts_whose_rows_the_host_reads(h100_model: CostModel) -> None:

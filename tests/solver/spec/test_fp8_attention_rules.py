@@ -11,7 +11,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.formats.config_file import find_model, load_run_config
-from solver.search.variants import DEMANDED
+from solver.search.variants import CONSTANT_AXES
 from solver.spec.cluster import cluster_of
 from solver.spec.expert_rules import exchange_broken
 from solver.spec.feasibility import check_layout
@@ -62,8 +62,8 @@ def test_searches_offer_it_only_where_it_runs(h100_model: CostModel) -> None:
         stated = {"framework": "megatron-bridge-26", "precision": "fp8", "fp8_recipe": recipe, **run}
         return make_problem(MODELS["llama3_8b"], 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"]), **stated)
 
-    assert DEMANDED["fp8_attention"](problem("delayed")) == [False, True]
-    assert DEMANDED["fp8_attention"](problem("tensorwise")) == [False]
+    assert CONSTANT_AXES["fp8_attention"](problem("delayed")) == [False, True]
+    assert CONSTANT_AXES["fp8_attention"](problem("tensorwise")) == [False]
     with pytest.raises(InputError, match="needs fp8_recipe delayed"):
         problem("tensorwise", fp8_attention=True)
     gathers = problem("delayed").run.replace(fp8_attention=True, cp_comm="allgather")

@@ -13,10 +13,10 @@ from solver.step.stage_kinds import StageKinds, chunk_sizes, stage_kinds
 
 
 def layers_by_stage(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, v_shaped: bool = False
 ) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, of given sizes of stages."""
-    return layers_of_chunks(chunk_sizes(layers, pp, vpp, counts, embedding, loss, wave), pp, wave)
+    return layers_of_chunks(chunk_sizes(layers, pp, vpp, counts, embedding, loss, v_shaped), pp, v_shaped)
 
 
 def kinds_of(order: list[int], pp: int, vpp: int = 1, ends: tuple[int, int] = (0, 0), every: bool = False) -> StageKinds:
@@ -47,7 +47,7 @@ def test_interleaved_chunks_by_hand() -> None:
 
 def test_chunks_of_a_v_by_hand() -> None:
     # 8 layers, 2 stages: the first has the first and the last part, layers 0, 1 and 6, 7
-    assert [stage.tolist() for stage in layers_by_stage(8, 2, 2, (4, 4, 4), wave=True)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert [stage.tolist() for stage in layers_by_stage(8, 2, 2, (4, 4, 4), v_shaped=True)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
     # embedding and loss take a place each, both of the first stage: 6 layers, which hold 2 and 4
     assert [s.tolist() for s in layers_by_stage(6, 2, 2, (2, 4, 4), 1, 1, True)] == [[0, 5], [1, 2, 3, 4]]
 

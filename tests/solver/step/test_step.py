@@ -287,7 +287,7 @@ def test_explanations_agree_with_the_estimate(sample: Callable[[str], Solutions]
 def test_one_layout_has_the_same_estimate_as_among_many(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
     for index in range(0, len(found), 150):
-        single = estimate_layouts(found.problem, found.layouts.take(np.array([index])))
+        single = estimate_layouts(found.problem, found.layouts.one(index))
         np.testing.assert_allclose(single.times.parts[:, 0], found.times.parts[:, index], rtol=1e-12)
         np.testing.assert_allclose(single.memory.parts[:, 0], found.memory.parts[:, index], rtol=1e-12)
         strategy = found.layouts.strategy(index, found.problem.run)

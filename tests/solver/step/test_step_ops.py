@@ -114,7 +114,7 @@ def test_the_slowest_hop_of_a_pipeline_sets_its_pace(ranks: int, pp: int, rate: 
     assert found.terms.send_recv[0] == pytest.approx(32 * 64 * 2 / 2 * rate, rel=1e-9)
 
 
-def test_a_wave_ends_on_the_stage_where_it_begins() -> None:
+def test_a_v_ends_on_the_stage_where_it_begins() -> None:
     """Under zb-v the first stage updates embedding and head, and adds gradients of tied tables without a message."""
     model = TINY.replace(num_hidden_layers=8, vocab_size=4096)
     times = {}

@@ -192,36 +192,36 @@ def _stages(found: Solutions) -> PipelineStages:
     return PipelineStages(terms, layouts, layer, ends, sends, recomputed_limit(problem, layouts))
 
 
-def _wave(pp: int, layers: int, everywhere: float = 0.0, at_ends: float = 0.0, **layout: Any) -> np.ndarray:
+def _v_shaped(pp: int, layers: int, everywhere: float = 0.0, at_ends: float = 0.0, **layout: Any) -> np.ndarray:
     """Return the seconds of the first chunk, the last one and any other of V-shaped stages, by pass: [3, 3]."""
     found = tiny("zero-bubble", pp, TINY.replace(num_hidden_layers=layers), {**RUN, "attention": "flash"}, dp=1, pp=pp, vpp=2,
                  zero=0, schedule="zb-v", num_micro_batches=2 * pp, **layout)  # fmt: skip
     return chunk_work(_stages(found), np.array([everywhere]), np.array([at_ends]))[..., 0]
 
 
-def test_chunks_of_a_wave_by_hand() -> None:
+def test_chunks_of_a_v_by_hand() -> None:
     # four stages of two chunks of one layer: a pass waits for one message; the last chunk sends nothing forward, and its
     # backward pass brings the gradients to the chunk before; in the middle each pass waits for one
     forward, weight = 2_494_464 * FLOP + 77_824 * BYTE, WEIGHT_GRAD
-    first, last, other = _wave(4, 8)
+    first, last, other = _v_shaped(4, 8)
     assert other == pytest.approx([forward + SEND, LAYER - forward - weight + SEND, weight], rel=1e-9)
     assert first[0] == pytest.approx(forward + 2048 * 4 * BYTE + SEND, rel=1e-9)  # the lookup reads and writes 2,048 elements
     assert last[2] == pytest.approx(weight + HEAD_WEIGHT_GRAD, rel=1e-9)
-    # of two stages the second is where a wave turns: half of its passes wait
-    assert _wave(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER - forward - weight + SEND / 2, weight], rel=1e-9)
+    # of two stages the second is where a V turns: half of its passes wait
+    assert _v_shaped(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER - forward - weight + SEND / 2, weight], rel=1e-9)
     # what every micro batch waits for in all stages and at the ends is shared by the two chunks, and is no forward pass's
-    waited = _wave(4, 8, everywhere=6e-6, at_ends=2e-6) - _wave(4, 8)
+    waited = _v_shaped(4, 8, everywhere=6e-6, at_ends=2e-6) - _v_shaped(4, 8)
     np.testing.assert_allclose(waited, [[0, 4e-6, 0]] * 3, rtol=1e-6, atol=1e-15)
 
 
 def test_the_chunk_with_the_loss_has_a_layer_less_where_that_counts_as_one() -> None:
-    # 7 layers and the loss in four stages of two chunks: the first stage has one layer, in the chunk where the wave begins
-    first, last, other = _wave(4, 7, account_for_loss_in_pipeline_split=True)
+    # 7 layers and the loss in four stages of two chunks: the first stage has one layer, in the chunk where the V begins
+    first, last, other = _v_shaped(4, 7, account_for_loss_in_pipeline_split=True)
     assert first[2] == pytest.approx(WEIGHT_GRAD, rel=1e-9) and last[2] == pytest.approx(HEAD_WEIGHT_GRAD, rel=1e-9)
     assert other[2] == pytest.approx(WEIGHT_GRAD, rel=1e-9)
 
 
-def test_the_stage_with_both_ends_of_a_wave_waits_for_half_of_the_messages() -> None:
+def test_the_stage_with_both_ends_of_a_v_waits_for_half_of_the_messages() -> None:
     # each of two chunks exchanges with one neighbour alone: two messages a micro batch, where a middle stage has four
     model = TINY.replace(num_hidden_layers=8, vocab_size=4096)
     found = tiny("zero-bubble", 4, model, {**RUN, "attention": "flash"}, dp=1, pp=4, vpp=2, zero=0, schedule="zb-v",

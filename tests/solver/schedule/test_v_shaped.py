@@ -14,14 +14,14 @@ from toy import make_problem
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.schedule.closed_forms import PipelineColumns, wave_pipeline_seconds
-from solver.schedule.critical_paths import wave_in_flight, wave_seconds
+from solver.schedule.closed_forms import PipelineColumns, v_shaped_pipeline_seconds
+from solver.schedule.critical_paths import v_shaped_in_flight, v_shaped_seconds
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
 from solver.schedule.stages import micro_batches_in_flight
-from solver.schedule.wave_orders import wave_order
+from solver.schedule.v_shaped_orders import v_shaped_order
 from solver.search.search import search
-from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, V_SHAPED
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -59,12 +59,12 @@ def test_the_order_of_passes_is_torch_s(name: str, torchs: str, pp: int, m: int)
         theirs.rank = rank
         actions = [one for step in theirs._calculate_single_rank_operations(rank) for one in _actions(step)]
         expected = [(_KINDS[a.computation_type.name], int(a.stage_index != rank), a.microbatch_index) for a in actions]
-        assert [tuple(row) for row in wave_order(name, rank, pp, m).tolist()] == expected
+        assert [tuple(row) for row in v_shaped_order(name, rank, pp, m).tolist()] == expected
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (8, 32), (16, 32)])
 def test_bubbles_where_all_passes_are_equal(pp: int, m: int) -> None:
-    bubble = {name: _equal(name, pp, m).span.max() - 6 * m for name in WAVES}
+    bubble = {name: _equal(name, pp, m).span.max() - 6 * m for name in V_SHAPED}
     plain = 6 * (pp - 1)  # of 1F1B
     assert bubble["zb-v"] == 0  # arXiv 2401.10241 section 6
     assert all(plain / 3 < bubble[name] < 0.75 * plain for name in ("v-half", "v-min"))  # arXiv 2405.15362
@@ -74,18 +74,20 @@ def test_bubbles_where_all_passes_are_equal(pp: int, m: int) -> None:
 @pytest.mark.parametrize("pp", [2, 3, 4, 6, 8, 16, 32])
 def test_memory_is_that_of_the_papers(pp: int) -> None:
     # in units of what a stage keeps of a micro batch; 1F1B holds pp on its first stage
-    most = {name: wave_in_flight(name, pp, 4 * pp).max() for name in WAVES}
+    most = {name: v_shaped_in_flight(name, pp, 4 * pp).max() for name in V_SHAPED}
     assert most["zb-v"] == pp and most["dualpipev"] == pp + 0.5
     assert most["v-half"] <= pp / 2 + 1.5 and most["v-min"] <= pp / 3 + 1.5
-    for name in WAVES:
-        assert micro_batches_in_flight(name, 4 * pp, pp, 2, np.arange(pp)) == pytest.approx(wave_in_flight(name, pp, 4 * pp))
-        assert wave_in_flight(name, pp, 50 * pp).max() == most[name], "the steady state holds no more"
+    for name in V_SHAPED:
+        assert micro_batches_in_flight(name, 4 * pp, pp, 2, np.arange(pp)) == pytest.approx(
+            v_shaped_in_flight(name, pp, 4 * pp)
+        )
+        assert v_shaped_in_flight(name, pp, 50 * pp).max() == most[name], "the steady state holds no more"
 
 
 @settings(max_examples=40, deadline=None)
 @example("zb-v", 6, 17, 1.0, 1.0, 1.0, 1.0)  # what repeats is on no path: several are as long
 @given(
-    st.sampled_from(WAVES), st.sampled_from([2, 3, 4, 6, 8]), st.integers(0, 40), st.floats(0.7, 3), st.floats(0.3, 1.2),
+    st.sampled_from(V_SHAPED), st.sampled_from([2, 3, 4, 6, 8]), st.integers(0, 40), st.floats(0.7, 3), st.floats(0.3, 1.2),
     st.floats(0.6, 1.1), st.floats(0.6, 6),
 )  # fmt: skip
 def test_closed_form_with_embedding_and_head(
@@ -99,10 +101,10 @@ def test_closed_form_with_embedding_and_head(
     passes = np.multiply.outer([first, last, 1.0], [1.0, b, w])[..., None]
     columns = PipelineColumns(np.array([SCHEDULES.index(name)]), np.array([m]), np.array([pp]))
     for waits, exact in ((True, line.makespan), (False, line.span.max())):
-        assert 0.94 * exact <= wave_pipeline_seconds(columns, passes, waits)[0] <= exact * (1 + 1e-6)
+        assert 0.94 * exact <= v_shaped_pipeline_seconds(columns, passes, waits)[0] <= exact * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", WAVES)
+@pytest.mark.parametrize("name", V_SHAPED)
 def test_closed_form_stays_within_the_documented_error(name: str) -> None:
     rng, errors = np.random.default_rng(1), []
     for _ in range(40):
@@ -112,7 +114,7 @@ def test_closed_form_stays_within_the_documented_error(name: str) -> None:
         forward[0] += rng.uniform(0, 0.1), rng.uniform(0, 4)
         passes = np.multiply.outer([*forward[0], 1.0], [1.0, b, w])[..., None]
         exact = simulate(name, forward, forward * (b + w), m, 2, weight_grad=forward * w).makespan
-        errors.append(wave_seconds(name, pp, m, passes, waits=True)[0] / exact - 1)
+        errors.append(v_shaped_seconds(name, pp, m, passes, waits=True)[0] / exact - 1)
     assert abs(np.mean(errors)) < 0.001 and min(errors) > -0.006 and max(errors) < 1e-9
 
 

@@ -22,7 +22,7 @@ PERIOD = 6  #: passes of one micro batch on one stage: F, B and W of two chunks
 
 
 @lru_cache(maxsize=1024)
-def wave_order(schedule: str, stage: int, stages: int, micro_batches: int) -> np.ndarray:
+def v_shaped_order(schedule: str, stage: int, stages: int, micro_batches: int) -> np.ndarray:
     """Return the passes of ``stage`` in order: int64 [passes, 3] of kind, chunk and micro batch."""
     if schedule in DELAYS:
         order = _repeated(_building_block(schedule, stages)[stage], micro_batches)
@@ -39,7 +39,7 @@ def _building_block(schedule: str, stages: int) -> tuple[tuple[tuple[int, int, i
     """Return (start, kind, chunk) of the six passes of a micro batch on every stage, each pass taking one unit of time.
 
     Blocks start a period apart, so the passes of a stage must differ modulo the period: where the delays alone do not see to
-    that, the least waits are added where the wave turns. Weight gradients fill the places that are left.
+    that, the least waits are added where a micro batch turns back. Weight gradients fill the places that are left.
     """
     down, up, back_down, back_up = DELAYS[schedule]
     s = np.arange(stages)
