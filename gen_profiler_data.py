@@ -82,7 +82,7 @@ def check(args: argparse.Namespace) -> None:
         ignored += [name for name in _OF_LOGS if getattr(args, name)]
     if ignored:
         beside = f"{instead}, which measures nothing" if instead else "a measurement; it goes with --import-nccl-tests"
-        raise InputError(f"--{ignored[0].replace('_', '-')} says nothing to {beside}")
+        raise InputError(f"--{ignored[0].replace('_', '-')} has no effect with {beside}")
 
 
 def how_to_use(output: Path) -> str:

@@ -168,7 +168,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)] + ["top"] * ("top" in given)
         if ignored:
             option = _option(ignored[0])
-            raise InputError(f"{option} says nothing to --validate: each case names its own hardware, model and layout")
+            raise InputError(f"{option} has no effect with --validate: each case names its own hardware, model and layout")
     if args.jobs > 1 and not args.run_all_solu:
         raise InputError(f"--jobs shares a search; give {search} too")
     if args.fix is not None and not args.run_all_solu:

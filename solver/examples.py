@@ -31,9 +31,11 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
          "the same as a file for colleagues"),
     ),
     "plan": (
-        ("foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --least 1024 --most 4096",
+        ("foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 "
+         "--min_gpus 1024 --max_gpus 4096",
          "the fewest GPUs for 15 T tokens in 90 days"),
-        ("foretrain plan --model_size llama3_8b --tokens 1e12 --days 30 --machines h100_sxm=2,gb200=6 --least 64 --most 256",
+        ("foretrain plan --model_size llama3_8b --tokens 1e12 --days 30 --machines h100_sxm=2,gb200=6 "
+         "--min_gpus 64 --max_gpus 256",
          "machines and their prices beside each other"),
     ),
     "sweep": (

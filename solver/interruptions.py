@@ -7,14 +7,14 @@ import math
 import re
 
 from profiler.errors import InputError, printable
-from solver.report.goodput import Failures, Goodput, checkpoint_bytes, checkpoints, goodput
+from solver.report.goodput import Failures, Goodput, checkpoints, goodput
 from solver.spec.model_size import adapter_parameters, parameters
 from solver.spec.precision import element_bytes
 from solver.step.solutions import Solutions
 
 _RESTART = 10.0  #: minutes; assumed where it is not stated
 _NUMBERS = ("mtbf", "mtbf_node", "mtbf_link", "restart", "repair", "storage", "node_storage", "checkpoint_interval")
-#: Options that say nothing without another.
+#: Options that need another.
 _NEEDS = {
     "restart": ("mtbf", "mtbf_node", "mtbf_link"), "spares": ("repair",), "repair": ("mtbf", "mtbf_node", "mtbf_link"),
     "node_storage": ("storage",), "checkpoint_interval": ("storage",), "async_checkpoints": ("storage",),
@@ -45,7 +45,7 @@ def add_interruption_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def check_interruptions(args: argparse.Namespace) -> None:
-    """Raise InputError for values that cannot be used, and for those that say nothing without another."""
+    """Raise InputError for values that cannot be used, and for those that need another."""
     for name in _NUMBERS:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e12:
@@ -55,7 +55,7 @@ def check_interruptions(args: argparse.Namespace) -> None:
     for name, others in _NEEDS.items():
         if getattr(args, name) and not any(getattr(args, other) for other in others):
             which = "one of them" if len(others) > 1 else "that"
-            raise InputError(f"--{name} says nothing without --{' or --'.join(others)}; give {which} too, or leave it out")
+            raise InputError(f"--{name} needs --{' or --'.join(others)}; give {which} too, or leave it out")
     if any(getattr(args, name) for name in ("mtbf", "mtbf_node", "mtbf_link")) and not args.storage:
         raise InputError("a job that fails starts again from a checkpoint: give --storage, what it writes in GB/s, with --mtbf")
     if args.evaluation is not None and (not (found := _EVALUATION.fullmatch(args.evaluation)) or not int(found[2])):
@@ -74,7 +74,7 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     kept = element_bytes(problem.run, problem.framework)
     each = kept.sharded if solutions.layouts.zero[0] == 3 else kept.states + kept.weight
     rank = problem.run.lora_rank
-    size = checkpoint_bytes(adapter_parameters(problem.model, rank) if rank else parameters(problem.model), each)
+    size = each * (adapter_parameters(problem.model, rank) if rank else parameters(problem.model))
     failures = Failures(
         args.mtbf or math.inf, args.mtbf_node or math.inf, args.mtbf_link or math.inf, 60 * (args.restart or _RESTART),
         args.spares or 0, args.repair or 0.0,
@@ -82,7 +82,7 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     interval = None if args.checkpoint_interval is None else 60 * args.checkpoint_interval
     saved = checkpoints(
         size, gpus, cluster.gpus_per_node, storage=1e9 * (args.storage or math.inf), node=1e9 * (args.node_storage or math.inf),
-        host_link=cluster.host_link, beside=args.async_checkpoints, one_writer=args.one_writer, interval=interval,
+        host_link=cluster.host_link, asynchronous=args.async_checkpoints, one_writer=args.one_writer, interval=interval,
     )  # fmt: skip
     pauses = 0.0
     if args.evaluation is not None:

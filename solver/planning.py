@@ -41,8 +41,8 @@ def add_plan_arguments(p: argparse.ArgumentParser) -> None:
         "--days", type=float, help="deadline: the fewest GPUs that meet it are named, of several machines the cheapest"
     )
     p.add_argument("--budget", type=float, metavar="MONEY", help="the fastest training within it is named")
-    p.add_argument("--least", type=int, default=_LEAST, metavar="GPUS", help=f"fewest GPUs to look at (default {_LEAST})")
-    p.add_argument("--most", type=int, default=_MOST, metavar="GPUS", help=f"most GPUs to look at (default {_MOST})")
+    p.add_argument("--min_gpus", type=int, default=_LEAST, metavar="GPUS", help=f"fewest GPUs to look at (default {_LEAST})")
+    p.add_argument("--max_gpus", type=int, default=_MOST, metavar="GPUS", help=f"most GPUs to look at (default {_MOST})")
     p.add_argument("--price", type=float, metavar="MONEY", help="of a GPU for an hour")
     p.add_argument("--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU for an hour: "
                    + MACHINES)  # fmt: skip
@@ -59,9 +59,10 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e18:
             raise InputError(f"--{name} is {value}; it must be a positive number")
-    if not 1 <= args.least <= args.most:
+    if not 1 <= args.min_gpus <= args.max_gpus:
         raise InputError(
-            f"--least is {args.least} and --most {args.most}; they must be positive, the first no more than the second"
+            f"--min_gpus is {args.min_gpus} and --max_gpus {args.max_gpus}; they must be positive, "
+            "the first no more than the second"
         )
     check_interruptions(args)
     check_picture("plot", args.plot)
@@ -148,15 +149,15 @@ def _config(args: argparse.Namespace) -> RunConfig:
         return named_config(args)
     except InputError as first:
         try:
-            return named_config(argparse.Namespace(**vars(args), world_size=args.least))
+            return named_config(argparse.Namespace(**vars(args), world_size=args.min_gpus))
         except InputError as error:
-            raise first if str(first) == str(error) else InputError(f"on --least {args.least} GPUs: {error}") from None
+            raise first if str(first) == str(error) else InputError(f"on --min_gpus {args.min_gpus} GPUs: {error}") from None
 
 
 def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.Namespace:
     """Return the options of a plan on one machine; a config is read for the GPUs that it states, if it does."""
     named = argparse.Namespace(**vars(args))
-    named.world_size = None if "world_size" in config.layout else args.least
+    named.world_size = None if "world_size" in config.layout else args.min_gpus
     if name:
         vars(named).update(machine_options(name))
     return named
@@ -183,7 +184,7 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
 
     fixed, front = parse_fixed(args.fix or ""), f"{machine.name}: " if machine.name else ""
     try:
-        worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
+        worlds = worlds_between(args.min_gpus, args.max_gpus, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found, none = trainings(
                 problem, batch, args.tokens, worlds, report,

@@ -57,7 +57,8 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     inputs = inputs.for_search(parse_varied(args.search) if args.search is not None else None)
     problem, config = inputs.problem, inputs.config
     sequences, rounded = searched_batch(args, problem, config)
-    fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
+    fixed = parse_fixed(args.fix or "")
+    max_sizes = {name: size for name in LIMITED if (size := getattr(args, f"max_{name}")) is not None}
     if args.search is not None:
         left = {"schedule", *Division._fields} if inputs is not whole else set()  # what a layout string of its own replaced
         # InternEvo writes -1 for as many as there are
@@ -69,12 +70,12 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
         if args.also:
             names = parse_constant_axes(args.also)
             others, result = search_variants(
-                problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs
+                problem, sequences, names, args.top, report, fixed=fixed, max_sizes=max_sizes, jobs=args.jobs
             )
             others, result = _with_strings(others, result, args.top, args.jobs)
         else:
             others, result = search_with_strings(
-                problem, sequences, args.top, fixed=fixed, jobs=args.jobs, progress=report, most=most
+                problem, sequences, args.top, fixed=fixed, jobs=args.jobs, progress=report, max_sizes=max_sizes
             )
     chosen = balanced(result.best, 0) if args.balance else None
     answer = chosen.solutions if chosen else _recommended(result)
@@ -131,11 +132,11 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
     """Say what overlapping tensor parallelism would bring, where the framework can, a run does not say, and it is much."""
     problem = result.problem
     offered = problem.framework.can_run.tp_comm_overlap and not problem.run.tp_comm_overlap and not problem.chunks
-    if not offered or result.seconds > _QUICK or result.fixed.get("tp") == 1 or result.most.get("tp") == 1:
+    if not offered or result.seconds > _QUICK or result.fixed.get("tp") == 1 or result.max_sizes.get("tp") == 1:
         return ""
     overlapped = replace(problem, run=problem.run.replace(tp_comm_overlap=True))
     try:
-        best = search(overlapped, sequences, 1, fixed=result.fixed, most=result.most).best
+        best = search(overlapped, sequences, 1, fixed=result.fixed, max_sizes=result.max_sizes).best
     except InputError:
         return ""
     change = float(best.times.seconds[0] / result.best.times.seconds[0]) - 1
@@ -214,5 +215,7 @@ def _scaling(result: SearchResult) -> list[SearchResult]:
             found.append(result)
         elif world >= 1:
             with suppress(InputError):
-                found.append(search(result.problem.for_world(world), sequences, 1, fixed=result.fixed, most=result.most))
+                found.append(
+                    search(result.problem.for_world(world), sequences, 1, fixed=result.fixed, max_sizes=result.max_sizes)
+                )
     return found

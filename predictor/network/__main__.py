@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.flows:
             stated = [*stated_options(args), *(f"--{name}" for name in ("file", "picture") if getattr(args, name))]
             if stated:
-                raise InputError(f"{stated[0]} is of no use with --flows: each case names its own topology")
+                raise InputError(f"{stated[0]} cannot be combined with --flows: each case names its own topology")
             run_flows(args)
         elif args.json:
             raise InputError("--json writes simulated times; name the cases with --flows")

@@ -180,7 +180,7 @@ def _sources(values: Mapping[str, Any]) -> dict[str, str]:
                 raise InputError(f"source names {shown(key)}, which {why}; each figure has one source: {', '.join(figures)}")
             found[key] = text
     if missing := [key for key in figures if key not in found]:
-        raise InputError(f"source says nothing of {missing[0]}; each figure has one source")
+        raise InputError(f"source leaves out {missing[0]}; each figure has one source")
     return found
 
 

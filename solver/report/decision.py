@@ -150,11 +150,11 @@ def standing(around: Neighbourhood) -> str:
     near = sorted({step.axis for step in fit if around.change(step) <= TIE_THRESHOLD})
     best = min(fit, key=around.change)
     if around.change(best) < -SAME:
-        return f"Not a minimum: {_step(best)} takes {around.change(best):+.1%} time, and fits."
+        return f"A neighbouring layout is faster: {_step(best)} takes {around.change(best):+.1%} time, and fits."
     if not near:
-        return f"A peak: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
+        return f"Clear optimum: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
     costs = f"costs {TIE_THRESHOLD:.0%} or less, as much as predictions err"
-    return f"A basin: one step of {', '.join(near)} {costs}; take what you know to run well."
+    return f"Robust choice: one step of {', '.join(near)} {costs}; take what you know to run well."
 
 
 def kept_out(around: Neighbourhood) -> list[str]:

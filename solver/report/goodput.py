@@ -35,19 +35,19 @@ class Failures:
     spares: int = 0
     repair: float = 0.0
 
-    def mean_seconds(self, gpus: int, per_node: int) -> float:
+    def mtbf(self, gpus: int, per_node: int) -> float:
         """Return the mean seconds between failures of a job."""
         nodes = -(-gpus // per_node)
         rate = gpus / self.mtbf_gpu + nodes / self.mtbf_node + gpus / self.mtbf_link
         return HOUR / rate if rate else math.inf
 
-    def available(self, mean: float) -> float:
-        """Return the share of the time in which there are enough nodes: 1 - B(spares + 1, repair / mean).
+    def available(self, mtbf: float) -> float:
+        """Return the share of the time in which there are enough nodes: 1 - B(spares + 1, repair / mtbf).
 
         A job of which every node is needed stops when one more node than there are spares is in repair; then nothing fails.
         Nodes in repair are so the customers of a loss system of spares + 1 servers, and B is Erlang's formula.
         """
-        offered, blocked = self.repair * HOUR / mean, 1.0
+        offered, blocked = self.repair * HOUR / mtbf, 1.0
         for servers in range(1, self.spares + 2):
             blocked = offered * blocked / (servers + offered * blocked)
         return 1.0 - blocked
@@ -68,40 +68,35 @@ class Checkpoints:
 class Goodput:
     """share: seconds of training per second of wall time, the mean. interval: seconds of training between checkpoints.
 
-    mean: seconds between failures. parts: the lost shares of the wall time by cause; with ``share`` they add up to 1.
+    mtbf: seconds between failures. parts: the lost shares of the wall time by cause; with ``share`` they add up to 1.
     second_moment: mean of the square of the seconds that one failure costs.
     """
 
     share: float
     interval: float
-    mean: float
+    mtbf: float
     parts: dict[str, float]
     second_moment: float
 
     def days_std(self, days: float) -> float:
         """Return the standard deviation of ``days`` of wall time that chance leaves: a compound Poisson sum of losses."""
-        failures = days * DAY / self.mean if math.isfinite(self.mean) else 0.0
+        failures = days * DAY / self.mtbf if math.isfinite(self.mtbf) else 0.0
         return math.sqrt(failures * self.second_moment) / DAY
-
-
-def checkpoint_bytes(parameters: float, each: float) -> float:
-    """Return the bytes of a checkpoint, ``each`` of a parameter: of the weight as it is trained, and of its states."""
-    return parameters * each
 
 
 def checkpoints(
     size: float, gpus: int, per_node: int, *, storage: float, node: float = math.inf, host_link: float = 0.0,
-    beside: bool = False, one_writer: bool = False, interval: float | None = None,
+    asynchronous: bool = False, one_writer: bool = False, interval: float | None = None,
 ) -> Checkpoints:  # fmt: skip
     """Return what a checkpoint of ``size`` bytes costs.
 
     storage, node: bytes/s that storage takes from the job, that a node writes. one_writer: one node writes everything; else
-    every node its share. beside: training goes on while it is written, after each GPU's share is copied over ``host_link``
-    [bytes/s]. Raises InputError where that link is not known.
+    every node its share. asynchronous: training goes on while it is written, after each GPU's share is copied over
+    ``host_link`` [bytes/s]. Raises InputError where that link is not known.
     """
     nodes = 1 if one_writer else -(-gpus // per_node)
     write = size / min(storage, node * nodes)
-    if not beside:
+    if not asynchronous:
         return Checkpoints(write, write, interval)
     if not host_link:
         raise InputError(
@@ -115,45 +110,45 @@ def goodput(failures: Failures, gpus: int, per_node: int, saved: Checkpoints, ev
 
     Raises InputError where a job fails so often that a checkpoint is hardly ever reached.
     """
-    mean = failures.mean_seconds(gpus, per_node)
+    mtbf = failures.mtbf(gpus, per_node)
     beside = max(saved.write - saved.stall, 0.0)  # the time in which a checkpoint is written while the training goes on
-    if math.isinf(mean):
+    if math.isinf(mtbf):
         interval = saved.interval or math.inf
         work = 1.0 + evaluation + (saved.stall / interval if math.isfinite(interval) else 0.0)
-        return Goodput(1 / work, interval, mean, _parts(work, interval, saved, evaluation, 1.0, 1.0), 0.0)
-    interval = saved.interval or _best_interval(mean, failures.restart, saved)
-    elapsed = _elapsed(interval, mean, failures.restart, saved)
+        return Goodput(1 / work, interval, mtbf, _parts(work, interval, saved, evaluation, 1.0, 1.0), 0.0)
+    interval = saved.interval or _best_interval(mtbf, failures.restart, saved)
+    elapsed = _elapsed(interval, mtbf, failures.restart, saved)
     if elapsed > 100:
         raise InputError(
-            f"{gpus} GPUs fail every {mean / 60:.3g} minutes: with a restart of {failures.restart:.3g} s and checkpoints of "
+            f"{gpus} GPUs fail every {mtbf / 60:.3g} minutes: with a restart of {failures.restart:.3g} s and checkpoints of "
             f"{saved.write:.3g} s less than 1% of the time would train"
         )
-    available = failures.available(mean)
+    available = failures.available(mtbf)
     work = elapsed + evaluation
     lost = (interval + saved.stall) / 2 + beside + failures.restart
     wait = failures.repair * HOUR / (failures.spares + 1)  # until the first of the nodes in repair is back; exponential
-    second = lost**2 + (interval + saved.stall) ** 2 / 12 + 2 * wait * mean * (1 - available) / available
+    second = lost**2 + (interval + saved.stall) ** 2 / 12 + 2 * wait * mtbf * (1 - available) / available
     parts = _parts(work, interval, saved, evaluation, elapsed, available)
-    return Goodput(available / work, interval, mean, parts, second)
+    return Goodput(available / work, interval, mtbf, parts, second)
 
 
-def _elapsed(interval: float, mean: float, restart: float, saved: Checkpoints) -> float:
+def _elapsed(interval: float, mtbf: float, restart: float, saved: Checkpoints) -> float:
     """Return wall time per time of training, without evaluation (Daly, eq. 20); work that a checkpoint still being written
     does not hold yet is lost too, as if the restart took that long."""
     lost = restart + max(saved.write - saved.stall, 0.0)
-    if (interval + saved.stall + lost) / mean > 50:
+    if (interval + saved.stall + lost) / mtbf > 50:
         return math.inf
-    return mean * math.exp(lost / mean) * math.expm1((interval + saved.stall) / mean) / interval
+    return mtbf * math.exp(lost / mtbf) * math.expm1((interval + saved.stall) / mtbf) / interval
 
 
-def _best_interval(mean: float, restart: float, saved: Checkpoints) -> float:
+def _best_interval(mtbf: float, restart: float, saved: Checkpoints) -> float:
     """Return the seconds of training between checkpoints that lose least; none begins before the last one is written."""
     from scipy.optimize import minimize_scalar  # importing it takes half as long as a prediction
 
     least = max(saved.write - saved.stall, 1.0)
-    young = max(math.sqrt(2 * saved.stall * mean), least)
+    young = max(math.sqrt(2 * saved.stall * mtbf), least)
     found = minimize_scalar(
-        lambda x: _elapsed(math.exp(x), mean, restart, saved), bounds=(math.log(least), math.log(20 * young)), method="bounded"
+        lambda x: _elapsed(math.exp(x), mtbf, restart, saved), bounds=(math.log(least), math.log(20 * young)), method="bounded"
     )
     return max(math.exp(float(found.x)), least)
 

@@ -121,7 +121,7 @@ def _interruptions(found: Goodput | None) -> list[str]:
         return []
     return [
         f"{found.share:.1%} of it",
-        *(seconds(time) if math.isfinite(time) else "never" for time in (found.mean, found.interval)),
+        *(seconds(time) if math.isfinite(time) else "never" for time in (found.mtbf, found.interval)),
     ]
 
 
@@ -141,7 +141,7 @@ def _row(one: Training) -> dict[str, Any]:
         "memory_bound_bytes": float(one.result.best.memory.bound[0]),
         "goodput": None if one.goodput is None else {
             "share": one.goodput.share, "lost": one.goodput.parts,
-            "seconds_between_failures": one.goodput.mean if math.isfinite(one.goodput.mean) else None,
+            "seconds_between_failures": one.goodput.mtbf if math.isfinite(one.goodput.mtbf) else None,
             "checkpoint_interval_s": one.goodput.interval if math.isfinite(one.goodput.interval) else None,
         },
     }  # fmt: skip

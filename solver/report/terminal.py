@@ -72,7 +72,7 @@ def show_search(
         console.print(_variants_table(variants))
     sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
     console.print(solutions_table("Best layout of each tp x cp x pp", sizes, ties=True))
-    console.print(solutions_table("Best layouts, near twins too", [(result.best, i) for i in range(len(result.best))]))
+    console.print(solutions_table("Fastest layouts", [(result.best, i) for i in range(len(result.best))]))
     modes = [(found, 0) for found in result.best_of_mode.values()]
     console.print(solutions_table("Best of each tensor-parallel mode", modes))
     console.print(_LEGEND)
@@ -197,7 +197,7 @@ def verdict_text(solutions: Solutions) -> Text:
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {interval})\n"
         f"MFU {solutions.mfu[0]:.1%}, {rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
-        f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
+        f"(with non-causal attention FLOPs {solutions.mfu_whole_square[0]:.1%}), "
         f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
     )
     return Text(text, style={FITS: "bold", AT_RISK: "bold yellow"}.get(verdict, "bold red"))

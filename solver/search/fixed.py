@@ -118,9 +118,9 @@ def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strateg
     return {name: getattr(layout, name) for name in kept} | dict(fixed)
 
 
-def check_most(most: Mapping[str, Any]) -> None:
+def check_max_sizes(max_sizes: Mapping[str, Any]) -> None:
     """Raise InputError for a limit on what is no size, or that is no size."""
-    for name, value in most.items():
+    for name, value in max_sizes.items():
         if name not in LIMITED:
             raise InputError(f"{name} cannot be limited; sizes that can be are {', '.join(LIMITED)}")
         whole_number(name, value)
@@ -134,10 +134,10 @@ def agreeing(splits: Splits, fixed: Mapping[str, Any]) -> np.ndarray:
     return keep
 
 
-def within(splits: Splits, most: Mapping[str, int]) -> np.ndarray:
-    """Return which splits exceed no size in ``most``."""
+def within_max_sizes(splits: Splits, max_sizes: Mapping[str, int]) -> np.ndarray:
+    """Return which splits exceed no size in ``max_sizes``."""
     keep = np.ones(len(splits), dtype=bool)
-    for name, size in most.items():
+    for name, size in max_sizes.items():
         keep &= getattr(splits, name) <= size
     return keep
 

@@ -120,7 +120,9 @@ def _strings(result: SearchResult, fixed: Mapping[str, Any], top: int, jobs: int
                 continue
             laid_out = replace(problem, run=problem.run.replace(pipeline_layout=text))
             with suppress(InputError):  # none of them fits
-                other = search(laid_out, sequences, top, fixed={**fixed, "pp": pp, "vpp": vpp}, most=result.most, jobs=jobs)
+                other = search(
+                    laid_out, sequences, top, max_sizes=result.max_sizes, jobs=jobs, fixed={**fixed, "pp": pp, "vpp": vpp}
+                )
                 found.append((_variant(other), other))
     return found
 

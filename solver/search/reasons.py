@@ -19,11 +19,11 @@ from solver.step.problem import Problem
 _TRIED = 256  #: layouts with the fixed axes that are tried before no rule is said to exclude them
 
 
-def why_none(problem: Problem, sequences: int, splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, int]) -> str:
-    """Return the sentence for a search none of whose ``splits`` agrees with ``fixed`` and ``most``."""
+def why_none(problem: Problem, sequences: int, splits: Splits, fixed: Mapping[str, Any], max_sizes: Mapping[str, int]) -> str:
+    """Return the sentence for a search none of whose ``splits`` agrees with ``fixed`` and ``max_sizes``."""
     alone = {name: agreeing(splits, {name: value}).any() for name, value in fixed.items()}
     names = [name for name, found in alone.items() if not found]
-    if limited := _limits(splits, fixed, most):
+    if limited := _limits(splits, fixed, max_sizes):
         return f"no layout of this search has {_listed(fixed)} within {limited}; raise the limit or fix less"
     if not names:
         # the first axis that leaves none beside those before it
@@ -54,13 +54,13 @@ def _sentence(what: str, reason: str) -> str:
     )
 
 
-def _limits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, int]) -> str:
+def _limits(splits: Splits, fixed: Mapping[str, Any], max_sizes: Mapping[str, int]) -> str:
     """Return the limits that exclude every split that agrees, as the command line has them, or "" where they do not."""
     agrees = agreeing(splits, fixed)
     if not agrees.any():
         return ""
-    excluding = [name for name, size in most.items() if not (agrees & (getattr(splits, name) <= size)).any()]
-    return " and ".join(f"--max-{name} {most[name]}" for name in excluding or most)
+    excluding = [name for name, size in max_sizes.items() if not (agrees & (getattr(splits, name) <= size)).any()]
+    return " and ".join(f"--max-{name} {max_sizes[name]}" for name in excluding or max_sizes)
 
 
 def broken(problem: Problem, sequences: int, fixed: Mapping[str, Any]) -> str:

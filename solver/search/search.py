@@ -14,7 +14,7 @@ import numpy as np
 
 from profiler.errors import InputError, shown
 from profiler.profile.profile import GIB
-from solver.search.fixed import agreeing, check_fixed, check_most, fixed_layouts, within
+from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, within_max_sizes
 from solver.search.kept import Best, Found
 from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
@@ -54,7 +54,7 @@ class SearchResult:
     seconds: float
     rejected: Counter[str]
     fixed: Mapping[str, Any]  #: axes that did not vary
-    most: Mapping[str, int]  #: limits of sizes
+    max_sizes: Mapping[str, int]  #: limits of sizes
 
     @property
     def layouts_per_second(self) -> float:
@@ -69,24 +69,23 @@ def search(
     *,
     global_batch_tokens: int | None = None,
     fixed: Mapping[str, Any] | None = None,
-    most: Mapping[str, int] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     jobs: int = 1,
-    **unknown: Any,
 ) -> SearchResult:
     """Estimate every layout of ``problem.run.world_size`` ranks and a global batch of sequences, or of tokens.
 
     top: number of best layouts to keep. progress(done, total) is called with numbers of splits. fixed: axes that do not vary,
-    by name (solver.search.fixed.AXES). most: largest tp, cp or pp. jobs: processes that share
+    by name (solver.search.fixed.AXES). max_sizes: largest tp, cp or pp. jobs: processes that share
     the work. Raises InputError if nothing divides or nothing fits.
     """
-    sequences = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown)
-    fixed, most = fixed or {}, most or {}
-    _check_options(problem, fixed, most, top)
+    sequences = _sequences(problem, global_batch_sequences, global_batch_tokens)
+    fixed, max_sizes = fixed or {}, max_sizes or {}
+    _check_options(problem, fixed, max_sizes, top)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)
-    keep = agreeing(space.splits, fixed) & within(space.splits, most)
+    keep = agreeing(space.splits, fixed) & within_max_sizes(space.splits, max_sizes)
     if not keep.any():
-        raise InputError(why_none(problem, sequences, space.splits, fixed, most))
+        raise InputError(why_none(problem, sequences, space.splits, fixed, max_sizes))
     splits = space.splits.take(keep)
     table = layer_table(problem, splits.layer_keys()[0])
     part = partial(_search_part, problem, table, fixed, top)
@@ -105,16 +104,16 @@ def search(
     return SearchResult(
         problem, kept(found.best.parts[0]), kept(sizes.take(np.arange(min(top, _SIZES_KEPT, len(sizes))))),
         {mode.name.lower(): kept(best.parts[0]) for mode, best in found.modes.items() if best.parts},
-        kept(found.pareto.parts[0]), found.estimated, found.feasible, elapsed, rejected, fixed, most,
+        kept(found.pareto.parts[0]), found.estimated, found.feasible, elapsed, rejected, fixed, max_sizes,
     )  # fmt: skip
 
 
-def _check_options(problem: Problem, fixed: Mapping[str, Any], most: Mapping[str, int], top: int) -> None:
+def _check_options(problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], top: int) -> None:
     """Raise InputError for options of a search that cannot be."""
     check_fixed(fixed)
     if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule", ""))):
         raise InputError(broken)
-    check_most(most)
+    check_max_sizes(max_sizes)
     if not isinstance(top, int) or top < 1:
         raise InputError(f"top is {shown(top)}; it must be a positive whole number")
 
@@ -214,11 +213,8 @@ def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found:
         found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)), np.arange(len(fits)))
 
 
-def _sequences(problem: Problem, sequences: int | None, tokens: int | None, unknown: Mapping[str, Any]) -> int:
+def _sequences(problem: Problem, sequences: int | None, tokens: int | None) -> int:
     """Return the global batch in sequences, from whichever unit was given."""
-    if unknown:
-        hint = "; give global_batch_sequences or global_batch_tokens" if "global_batch_size" in unknown else ""
-        raise InputError(f"search has no argument {next(iter(unknown))}{hint}")
     if (sequences is None) == (tokens is None):
         raise InputError("give the global batch either as global_batch_sequences or as global_batch_tokens")
     if tokens is None:

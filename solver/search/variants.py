@@ -166,7 +166,7 @@ def search_variants(
     progress: Callable[[int, int], None] | None = None,
     *,
     fixed: Mapping[str, Any] | None = None,
-    most: Mapping[str, int] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     jobs: int = 1,
 ) -> tuple[list[Variant], SearchResult]:
     """Search every combination of the axes ``names``. Return the best layout of each, the fastest first, and the search that
@@ -186,7 +186,7 @@ def search_variants(
         if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
             continue
         try:
-            result = search(replace(problem, run=run), sequences, top, fixed=also, most=most, jobs=jobs)
+            result = search(replace(problem, run=run), sequences, top, fixed=also, max_sizes=max_sizes, jobs=jobs)
             found.append(Variant(constants, BestLayout.of(result), sure=surest(result)))
             if fastest is None or found[-1].seconds < float(fastest.best.times.seconds[0]):
                 fastest = result

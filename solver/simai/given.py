@@ -37,21 +37,21 @@ _SWITCHES = ("as_aicb", "recompute_activations", "round_batch", "approximate")
 
 
 def mode_of(args: argparse.Namespace) -> str:
-    """Return the mode. Raises InputError for a removed option, and for one that says nothing to the mode."""
+    """Return the mode. Raises InputError for a removed option, and for one that has no effect in the mode."""
     for name, sentence in _REMOVED.items():
         if getattr(args, name) is not None:
             raise InputError(sentence)
     mode = next(mode for mode in _OF_MODE if getattr(args, mode) is not None)
     given = {*args.given, *(name for name in _SWITCHES if getattr(args, name))} - {mode}
     for name in sorted(given - _OF_MODE[mode]):
-        raise InputError(f"{_spelt(name)} says nothing to --{mode}; leave it out")
+        raise InputError(f"{_spelt(name)} has no effect with --{mode}; leave it out")
     return mode
 
 
 def check_table_options(args: argparse.Namespace) -> None:
     """Raise InputError for options of ``--price`` that say nothing to a CSV, which has no analytical step."""
     for name in sorted(args.given & {*_SERVERS, *_MODEL, "vpp"}):
-        raise InputError(f"{_spelt(name)} says nothing to the price of a .csv; leave it out")
+        raise InputError(f"{_spelt(name)} has no effect with the price of a .csv; leave it out")
 
 
 def _spelt(name: str) -> str:

@@ -43,7 +43,7 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
         _show_lines(args, path, console)
         return
     if args.ep is not None:
-        raise InputError("--ep says nothing to a SIMAI_workload, whose first line states it; leave it out")
+        raise InputError("--ep has no effect with a SIMAI_workload, whose first line states it; leave it out")
     workload = read_workload_text(path)
     sizes = sizes_of(workload.header, args.gpus)
     cost, cluster, said = _machine(args, sizes.gpus)

@@ -159,7 +159,7 @@ def _check_leaf(config: Mapping[str, Any], inside: int) -> None:
         return
     if len(stated) == 1:
         other = next(key for key in _LEAF if key not in config)
-        raise InputError(f"{stated[0]} says nothing without {other}: state both, or neither")
+        raise InputError(f"{stated[0]} needs {other}: state both, or neither")
     leaf = config["gpus_per_leaf"]
     if leaf % inside:
         raise InputError(f"gpus_per_leaf {leaf} is no multiple of the {inside} GPUs of a node or NVLink domain")

@@ -363,7 +363,7 @@ def test_one_odd_line_does_not_lose_the_other_cases(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--config", CONFIG, "--model_size", "7"), "--config and --model_size both name a model"),
-        (("--validate", "x.jsonl", "--world_size", 8), "--world_size says nothing to --validate"),
+        (("--validate", "x.jsonl", "--world_size", 8), "--world_size has no effect with --validate"),
         (("--cluster", "dgx_a100", "--profile", "h200_sxm"), "is h200_sxm, but the cluster is of a100_sxm_80gb; leave"),
         (("--json", "same", "--csv", "same"), "--json and --csv are both same"),
         (("--config", "c.json", "--json", "c.json"), "--config and --json are both c.json"),

@@ -208,9 +208,9 @@ def test_options_that_change_nothing_or_belong_elsewhere(words: str, message: st
     ("words", "message"),
     [
         ("--world_size 64 --top 3", "--top belongs to a search; give --run_all_solu too"),
-        ("--validate a.jsonl --set precision=fp8", "--set says nothing to --validate"),
-        ("--validate a.jsonl --no-timing", "--no-timing says nothing to --validate"),
-        ("--validate a.jsonl --top 3", "--top says nothing to --validate"),
+        ("--validate a.jsonl --set precision=fp8", "--set has no effect with --validate"),
+        ("--validate a.jsonl --no-timing", "--no-timing has no effect with --validate"),
+        ("--validate a.jsonl --top 3", "--top has no effect with --validate"),
     ],
 )
 def test_options_of_the_script_that_change_nothing(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

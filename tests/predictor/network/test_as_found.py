@@ -34,7 +34,7 @@ def test_the_law_gives_what_was_found(share: float) -> None:
     assert (found.nodes, found.share) == (2, pytest.approx(share, rel=1e-6))
     assert found.reached == pytest.approx(busbw, rel=1e-6)
     assert found.text().startswith(
-        f"the stated all-reduce of {busbw / GB:,.3g} GB/s over all ranks: groups of nodes get {share:.0%} of"
+        f"the stated all-reduce of {busbw / GB:,.3g} GB/s over all ranks: groups of nodes get {found.share:.0%} of"
     )
 
 

@@ -88,8 +88,8 @@ def test_a_leaf_holds_whole_nvlink_domains_of_the_device() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"gpus_per_leaf": 32}, "gpus_per_leaf says nothing without oversubscription: state both, or neither"),
-        ({"oversubscription": 2}, "oversubscription says nothing without gpus_per_leaf"),
+        ({"gpus_per_leaf": 32}, "gpus_per_leaf needs oversubscription: state both, or neither"),
+        ({"oversubscription": 2}, "oversubscription needs gpus_per_leaf"),
         (
             {"gpus_per_leaf": 12, "oversubscription": 2},
             "gpus_per_leaf 12 is no multiple of the 8 GPUs of a node or NVLink domain",

@@ -52,7 +52,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         (["--file", str(tmp_path / "bad")], "line 3: no node is called '9'"),
         (["--file", str(tmp_path / "bad"), "-g", "8"], "--gpu makes a topology and --file reads one"),
         (["--flows", str(tmp_path / "cases.jsonl")], "ring_tp8_16M: 32 GPUs do not divide into tensor groups of 7"),
-        (["--flows", str(tmp_path / "cases.jsonl"), "-g", "8"], "--gpu is of no use with --flows"),
+        (["--flows", str(tmp_path / "cases.jsonl"), "-g", "8"], "--gpu cannot be combined with --flows"),
         (["--flows", str(tmp_path / "cases.jsonl"), "--draws", "0"], "the draws 1 or more"),
         (["--json", str(tmp_path / "out.json")], "name the cases with --flows"),
     ):

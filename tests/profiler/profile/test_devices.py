@@ -61,7 +61,7 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
             r"source names 'num_sm', which is no figure of this file \(did you mean 'num_sms'",
         ),
         ({"source": {"a": ["num_sms"], "b": ["num_sms"]}}, "source names 'num_sms', which has two; each figure has one source"),
-        ({"source": {"a": ["num_sms"]}}, "source says nothing of memory_gib; each figure has one source"),
+        ({"source": {"a": ["num_sms"]}}, "source leaves out memory_gib; each figure has one source"),
         ({"sms": 132}, "unknown key 'sms'"),
         ({"peak_tflops": {"bf16": 989, "fp8": 500}}, "peak_tflops of fp8 is below that of bf16"),
         ({"power_watts": 5}, "at power_watts 5 are 198 TFLOP a joule, where chips do 0.037 to 22"),

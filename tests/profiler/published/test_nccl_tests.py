@@ -302,9 +302,9 @@ def test_a_named_profile_adds_missing_tables_to_an_own_one(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--profile", "h100_sxm"], "--profile says nothing to a measurement"),
-        (["--import-nccl-tests", "x.log", "--append"], "--append says nothing to --import-nccl-tests"),
-        (["--merge", "a.pt", "b.pt", "--nccl-test", "alltoall"], "--nccl-test says nothing to --merge"),
+        (["--profile", "h100_sxm"], "--profile has no effect with a measurement"),
+        (["--import-nccl-tests", "x.log", "--append"], "--append has no effect with --import-nccl-tests"),
+        (["--merge", "a.pt", "b.pt", "--nccl-test", "alltoall"], "--nccl-test has no effect with --merge"),
     ],
 )
 def test_options_without_effect_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from profiler.errors import InputError
 from solver.console import main
-from solver.report.goodput import Checkpoints, Failures, checkpoint_bytes, checkpoints, goodput
+from solver.report.goodput import Checkpoints, Failures, checkpoints, goodput
 
 PER_NODE = 8
 
@@ -48,7 +48,7 @@ def simulated(mean: float, restart: float, stall: float, beside: float, interval
 def test_share_is_that_of_a_simulation(mean: float, restart: float, stall: float, beside: float, interval: float) -> None:
     failures = Failures(mtbf_gpu=mean / 3600 * 64, restart=restart)
     found = goodput(failures, 64, PER_NODE, Checkpoints(stall, stall + beside, interval))
-    assert found.mean == pytest.approx(mean)
+    assert found.mtbf == pytest.approx(mean)
     by_events = np.mean([simulated(mean, restart, stall, beside, interval, 400 * mean, seed) for seed in range(4)])
     assert found.share == pytest.approx(by_events, rel=0.01)
 
@@ -72,7 +72,7 @@ def test_llama_3_s_effective_time() -> None:
     """
     hours = 54 * 24 * 16_384 / 419
     assert hours == pytest.approx(50_700, rel=0.01)
-    size = checkpoint_bytes(405e9, 14)
+    size = 405e9 * 14
     saved = checkpoints(size, 16_384, PER_NODE, storage=2e12)
     assert saved.stall == pytest.approx(2.8, rel=0.02)
     shares = [goodput(Failures(hours, restart=60 * minutes), 16_384, PER_NODE, saved).share for minutes in (5, 10, 15, 30)]
@@ -89,8 +89,8 @@ def test_erlang_s_formula_by_hand() -> None:
 
 def test_rates_add() -> None:
     failures = Failures(mtbf_gpu=1000, mtbf_node=500, mtbf_link=2000)
-    assert failures.mean_seconds(64, 8) == pytest.approx(3600 / (64 / 1000 + 8 / 500 + 64 / 2000))
-    assert Failures().mean_seconds(64, 8) == math.inf
+    assert failures.mtbf(64, 8) == pytest.approx(3600 / (64 / 1000 + 8 / 500 + 64 / 2000))
+    assert Failures().mtbf(64, 8) == math.inf
 
 
 def test_who_writes_a_checkpoint() -> None:
@@ -99,10 +99,10 @@ def test_who_writes_a_checkpoint() -> None:
     assert shared.stall == shared.write == pytest.approx(size / 40e9)  # eight nodes, below what storage takes
     assert checkpoints(size, 64, 8, storage=20e9, node=5e9).write == pytest.approx(size / 20e9)
     assert checkpoints(size, 64, 8, storage=100e9, node=5e9, one_writer=True).write == pytest.approx(size / 5e9)
-    beside = checkpoints(size, 64, 8, storage=100e9, beside=True, host_link=25e9)
+    beside = checkpoints(size, 64, 8, storage=100e9, asynchronous=True, host_link=25e9)
     assert (beside.stall, beside.write) == pytest.approx((size / 64 / 25e9, size / 100e9))
     with pytest.raises(InputError, match="state host_link_gb_s in the cluster file"):
-        checkpoints(size, 64, 8, storage=100e9, beside=True)
+        checkpoints(size, 64, 8, storage=100e9, asynchronous=True)
 
 
 @given(
@@ -135,7 +135,7 @@ def test_a_job_that_hardly_trains_is_refused() -> None:
         goodput(Failures(mtbf_gpu=60, restart=600), 8192, PER_NODE, Checkpoints(60, 60))
 
 
-WORDS = ["plan", "--model_size", "llama3_8b", "--tokens", "1e13", "--least", "256", "--most", "512", "--days", "40"]
+WORDS = ["plan", "--model_size", "llama3_8b", "--tokens", "1e13", "--min_gpus", "256", "--max_gpus", "512", "--days", "40"]
 
 
 def test_the_command_counts_interruptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,12 +159,12 @@ def test_the_command_counts_interruptions(tmp_path: Path, capsys: pytest.Capture
     [
         ("--mtbf 0", "--mtbf is 0.0; it must be a positive number"),
         ("--mtbf 1000", "give --storage, what it writes in GB/s, with --mtbf"),
-        ("--restart 5", "--restart says nothing without --mtbf or --mtbf_node or --mtbf_link"),
-        ("--mtbf 1000 --storage 5 --spares 2", "--spares says nothing without --repair"),
-        ("--one_writer --storage 5", "--one_writer says nothing without --node_storage"),
+        ("--restart 5", "--restart needs --mtbf or --mtbf_node or --mtbf_link"),
+        ("--mtbf 1000 --storage 5 --spares 2", "--spares needs --repair"),
+        ("--one_writer --storage 5", "--one_writer needs --node_storage"),
         (
             "--storage 5",
-            "--storage says nothing without --mtbf or --mtbf_node or --mtbf_link or --checkpoint_interval; give one",
+            "--storage needs --mtbf or --mtbf_node or --mtbf_link or --checkpoint_interval; give one",
         ),
         ("--evaluation 60", "--evaluation is 60; it must be SECONDS/STEPS, as in 60/1000"),
         ("--evaluation 60/0", "--evaluation is 60/0; it must be"),

@@ -77,7 +77,7 @@ def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
 
 def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
-    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --days 8 --price 2 --least 8 --most 64"
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --days 8 --price 2 --min_gpus 8 --max_gpus 64"
     assert main([*words.split(), "--json", str(out)]) == 0
     shown = capsys.readouterr().out
     rows = json.loads(out.read_text())["plan"]
@@ -93,7 +93,7 @@ def test_energy_is_that_of_the_device_file(tmp_path: Path) -> None:
     sheet = json.loads(Path("configs/devices/h100_sxm.json").read_text())
     mine, out = tmp_path / "mine.json", tmp_path / "plan.json"
     mine.write_text(json.dumps({**sheet, "name": "My chip", "power_watts": 900, "aliases": [], "source": "me"}))
-    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --least 8 --most 8"
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --min_gpus 8 --max_gpus 8"
     for named, watts in ((["--as", str(mine)], 900), (["--profile", "h100_sxm"], 700)):
         assert main([*words.split(), *named, "--json", str(out)]) == 0
         (row,) = json.loads(out.read_text())["plan"]
@@ -165,7 +165,7 @@ def test_a_picture_of_the_offers(offers: list[Training]) -> None:
 
 def test_machines_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
-    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --days 8 --least 8 --most 16"
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --days 8 --min_gpus 8 --max_gpus 16"
     assert main([*words.split(), "--machines", "h100_sxm=2,a100_100g=1", "--json", str(out)]) == 0
     assert "Cheapest within 8 days: " in capsys.readouterr().out
     rows = json.loads(out.read_text())["plan"]
@@ -188,7 +188,7 @@ def test_machines_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
         ("--machines h100_sxm=-2", "'h100_sxm=-2' must be a machine and a positive price"),
         ("--machines h100_sxm --price 2", "--machines names the machines and their prices; leave out --price"),
         ("--machines h100_sxm --as gb200", "leave out --as"),
-        ("--least 512 --most 64", "--least is 512 and --most 64; they must be positive"),
+        ("--min_gpus 512 --max_gpus 64", "--min_gpus is 512 and --max_gpus 64; they must be positive"),
         ("--machines foo=2", "no profile and no cluster is called 'foo'"),
         ("--plot plan.foo", "--plot plan.foo: the file must end in .png, .jpg, .pdf or .svg"),
         ("--budget 100", "--budget needs a price"),
@@ -205,7 +205,7 @@ def test_wrong_offers(flags: str, message: str, capsys: pytest.CaptureFixture[st
 
 
 def test_a_derived_machine_beside_the_one_it_is_derived_from_is_no_equal_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --least 64 --most 64 --machines "
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --min_gpus 64 --max_gpus 64 --machines "
     assert main([*words.split(), "b200_sxm,b300"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "b300 beside b200_sxm: GEMMs and attention of the latter carry a factor of 1.19 that a second laboratory" in shown
@@ -219,7 +219,7 @@ def test_a_plan_of_a_file_whose_ranks_follow_from_the_gpus_has_its_global_batch(
     config.write_text(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\nglobal_batch_size = 96\n'
     )
-    words = ["plan", "--config", str(config), "--tokens", "1e11", "--least", "8", "--most", "16", "--json", str(out)]
+    words = ["plan", "--config", str(config), "--tokens", "1e11", "--min_gpus", "8", "--max_gpus", "16", "--json", str(out)]
     assert main(words) == 0
     found = json.loads(out.read_text())["plan"]
     assert [row["world_size"] for row in found] == [8, 16]
@@ -232,7 +232,7 @@ def test_a_plan_trains_with_the_batch_that_its_config_states(tmp_path: Path) -> 
               "micro_batch_size": 1, "seq_len": 8192, "framework": "megatron-core"}  # fmt: skip
     config, out = tmp_path / "mine.json", tmp_path / "plan.json"
     config.write_text(json.dumps({"name": "mine", "model": "llama3_8b", "layout": layout}))
-    options = ["--tokens", "1e12", "--least", "32", "--most", "64", "--json", str(out)]
+    options = ["--tokens", "1e12", "--min_gpus", "32", "--max_gpus", "64", "--json", str(out)]
     days = []
     for batch in ([], ["--global_batch_size", str(32 * 4 * 8192)], ["--global_batch_size", str(512 * 8192)]):
         assert main(["plan", "--config", str(config), *batch, *options]) == 0
@@ -253,9 +253,9 @@ def test_a_batch_is_rounded_for_each_number_of_gpus_or_said_not_to_divide(
         "megatron-core",
         "--tokens",
         "1e12",
-        "--least",
+        "--min_gpus",
         "96",
-        "--most",
+        "--max_gpus",
         "96",
     ]
     assert main([*plan, "--json", str(out)]) == 0  # the default batch of 1,024 sequences

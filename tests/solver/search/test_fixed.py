@@ -82,7 +82,6 @@ def test_axes_are_not_constants_and_batches_have_a_unit() -> None:
     by_tokens, by_sequences = search(problem, global_batch_tokens=32 * 512), search(problem, global_batch_sequences=32)
     assert by_tokens.best.times.seconds.tolist() == by_sequences.best.times.seconds.tolist()
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"global_batch_size": 32}, "no argument global_batch_size; give global_batch_sequences or global_batch_tokens"),
         ({}, "either as global_batch_sequences or as global_batch_tokens"),
         ({"global_batch_tokens": 1000}, "global_batch_tokens 1000 is not a whole number of sequences of 512 tokens"),
         ({"global_batch_sequences": 1, "global_batch_tokens": 512}, "either as"),
@@ -115,7 +114,7 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
 
 
 @pytest.mark.parametrize(
-    ("framework", "fixed", "most", "message"),
+    ("framework", "fixed", "max_sizes", "message"),
     [
         ("megatron-core", {"tp": 4}, {"tp": 2}, "tp 4 within --max-tp 2; raise the limit or fix less"),
         ("megatron-core", {"vpp": 2}, {"pp": 1, "tp": 8}, "vpp 2 within --max-pp 1; raise the limit or fix less"),
@@ -141,24 +140,26 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
         ("megatron-core", {"recompute_layers": 7}, {}, "a search recomputes 0.25, 0.5, 0.75 of a stage's layers, rounded up"),
     ],
 )  # fmt: skip
-def test_why_no_layout_has_what_is_fixed(framework: str, fixed: dict[str, Any], most: dict[str, int], message: str) -> None:
+def test_why_no_layout_has_what_is_fixed(
+    framework: str, fixed: dict[str, Any], max_sizes: dict[str, int], message: str
+) -> None:
     config = RunConfig("small", MODEL, {}, 512, Path("small.json"))
     problem = load_problem(config, 16, profile="h100_sxm", framework=framework)
     with pytest.raises(InputError) as error:
-        search(problem, 32, fixed=fixed, most=most)
+        search(problem, 32, fixed=fixed, max_sizes=max_sizes)
     assert str(error.value).startswith("no layout of this search has ") and message in str(error.value)
     assert "()" not in str(error.value)
 
 
 def test_limits_leave_out_what_exceeds_them() -> None:
     problem = make_problem(MODEL, 16, toy_cost(), 512)
-    whole, limited = search(problem, 32, top=1), search(problem, 32, top=1000, most={"pp": 2, "tp": 4})
+    whole, limited = search(problem, 32, top=1), search(problem, 32, top=1000, max_sizes={"pp": 2, "tp": 4})
     layouts = [limited.best.layouts.strategy(i, problem.run) for i in range(len(limited.best))]
     assert max(s.pp for s in layouts) == 2 and max(s.tp for s in layouts) == 4
     assert limited.layouts_estimated < whole.layouts_estimated
-    for most, message in (({"pp": 0}, "pp is 0"), ({"vpp": 2}, "vpp cannot be limited; sizes that can be are tp, cp, pp")):
+    for max_sizes, message in (({"pp": 0}, "pp is 0"), ({"vpp": 2}, "vpp cannot be limited; sizes that can be are tp, cp, pp")):
         with pytest.raises(InputError, match=message):
-            search(problem, 32, most=most)
+            search(problem, 32, max_sizes=max_sizes)
 
 
 @pytest.mark.parametrize(("text", "axes"), [("tp, cp", ("tp", "cp")), ("tp,tp", ("tp",))])

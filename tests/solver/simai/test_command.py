@@ -149,8 +149,8 @@ def test_a_price_on_a_topology_simulates_what_crosses_servers(workload: Path, ca
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--world_size", "8"], "--world_size says nothing to --price; leave it out"),
-    (["--stage", "1"], "--stage says nothing to --price"),
+    (["--world_size", "8"], "--world_size has no effect with --price; leave it out"),
+    (["--stage", "1"], "--stage has no effect with --price"),
     (["--vpp", "0"], "--vpp is 0; it must be at least 1"),
     (["--profile", "h1000"], "h1000"),
     (["--config", "a.json", "--model_size", "7"], "--config and --model_size both name a model; give one"),
@@ -221,7 +221,7 @@ def test_options_of_filling_that_cannot_be_used(workload: Path, tmp_path: Path, 
 def test_options_of_other_modes_are_refused(
     arguments: list[str], option: str, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(capsys, *arguments) == f"{option} says nothing to --{mode}; leave it out"
+    assert refused(capsys, *arguments) == f"{option} has no effect with --{mode}; leave it out"
 
 
 def test_what_is_read_is_not_overwritten(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

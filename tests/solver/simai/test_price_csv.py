@@ -76,12 +76,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert command.main(["--price", str(path)]) == 0
     assert "960 computations have no time; --fill gives them one" in capsys.readouterr().out
     for options, message in (
-        (["-nv", "360"], "-nv says nothing to the price of a .csv; leave it out"),
-        (["--model_size", "7"], "--model_size says nothing to the price of a .csv"),
+        (["-nv", "360"], "-nv has no effect with the price of a .csv; leave it out"),
+        (["--model_size", "7"], "--model_size has no effect with the price of a .csv"),
         (["--ep", "0"], "--ep is 0; it must be at least 1"),
     ):
         assert command.main(["--price", str(path), *options]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "w.txt").write_text("MICRO\n0\n")
     assert command.main(["--price", str(tmp_path / "w.txt"), "--ep", "2"]) == 2
-    assert "--ep says nothing to a SIMAI_workload, whose first line states it" in capsys.readouterr().err
+    assert "--ep has no effect with a SIMAI_workload, whose first line states it" in capsys.readouterr().err
