@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.argument_rules.bridge import RULES
@@ -23,6 +22,7 @@ from solver.formats.bridge_names import (
     SWITCHES,
     VALUES,
 )
+from solver.formats.bridge_recipe import over_recipe
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
@@ -31,19 +31,12 @@ from solver.formats.megatron_flags import SHARDING
 from solver.formats.megatron_given import with_what_they_need
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.section_reader import SectionReader
-from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 FRAMEWORK = "megatron-bridge-26.06"
 _KEY_OF_A_MODEL = "hidden_size"  #: a file without it changes a recipe
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-#: Layout field -> (keys that state it, its value in the recipes of models that Hugging Face has): what a file over one assumes.
-_OF_RECIPES: dict[str, tuple[tuple[str, ...], Any]] = {
-    "dropout": (("attention_dropout", "hidden_dropout"), False),
-    "moe_dispatcher": (("moe_token_dispatcher_type", "moe_enable_deepep"), framework_of(FRAMEWORK).flags["moe_dispatcher"]),
-    "moe_grouped_gemm": (("moe_grouped_gemm",), True),
-    "moe_permute_fusion": (("moe_permute_fusion",), True),
-}
 
 Flags = dict[str, Any]
 
@@ -60,25 +53,27 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     where, complete = str(source.path), is_complete(sections)
     sections, unknown = completed(sections, where) if complete else (sections, ())
     check_keys(sections, KNOWN, "", where)
+    beside: ModelSpec | None = None
+    taken: tuple[str, ...] = ()
+    stated = SectionReader(sections, "", where, set()).section("model")
+    if _KEY_OF_A_MODEL not in stated:  # it changes a recipe
+        beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
+        sections, taken = over_recipe(sections, beside.is_mixture_of_experts, where)
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
     flags = _arguments(file, complete)
-    guessed: dict[str, Any] = {}
-    taken: tuple[str, ...] = ()
-    if _KEY_OF_A_MODEL not in file.section("model"):  # it changes a recipe, of which only the model is known
-        stated = flags
-        flags, guessed = _over_recipe(file, stated, source)
-        taken = _of_recipe(stated, flags, guessed)
+    if beside is not None:
+        flags = _over_model(beside, file.section("model"), flags)
     ranks = math.prod(file.section("model").whole(key, 1) for key in _SIZES)
     dp = file.section("comm_overlap").whole("data_parallel_size", 0, least=0)
     world = dp * ranks or source.world
     assumed = () if world else ("world_size",)
     world = world or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
-    layout = {**read.layout, **guessed, **_layout(file)}
+    layout = {**read.layout, **_layout(file)}
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored, (*read.notes, *taken), refusals)
+    return FileRun(read.model, layout, assumed, ignored, (*read.notes, *taken), refusals)
 
 
 def _arguments(file: SectionReader, complete: bool) -> Flags:
@@ -98,24 +93,13 @@ def _arguments(file: SectionReader, complete: bool) -> Flags:
     return {flag: value for flag, value in said.items() if flag in flags}
 
 
-def _over_recipe(file: SectionReader, flags: Flags, source: Source) -> tuple[Flags, dict[str, Any]]:
-    """Return the arguments of the model beside a file with those that it states, and what its recipe is taken to set."""
-    model = file.section("model")
+def _over_model(beside: ModelSpec, model: SectionReader, stated: Flags) -> Flags:
+    """Return the arguments of a recipe's model with those that a file states; a stated vocabulary is not that of the null
+    tokenizer."""
     ranks, length = model.whole(_SIZES[0], 1), model.whole("seq_length")
-    beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
-    over = _over(model_arguments(beside, Strategy(world_size=ranks, tp=ranks, seq_len=length)), flags)
-    if not any("use_distributed_optimizer" in file.section(name) for name in ("ddp", "optimizer")):
-        over["use-distributed-optimizer"] = True  # as all recipes of the library have it
-    usual = _OF_RECIPES if beside.is_mixture_of_experts else {"dropout": _OF_RECIPES["dropout"]}
-    return over, {field: value for field, (keys, value) in usual.items() if not any(key in model for key in keys)}
-
-
-def _of_recipe(stated: Flags, read: Flags, guessed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return in words what the recipe that a file changes is taken to have: ``guessed``, and the sharding of its optimizer."""
-    sharded = read.get("use-distributed-optimizer") and not stated.get("use-distributed-optimizer")
-    found = ({"use_distributed_optimizer": True} if sharded else {}) | dict(guessed)
-    words = ", ".join(f"{name} {value}" for name, value in found.items())
-    return (f"the file changes a recipe, which is taken to have {words}",) if found else ()
+    recipe = model_arguments(beside, Strategy(world_size=ranks, tp=ranks, seq_len=length))
+    without = {"tokenizer-type"} if "vocab-size" in stated else set()
+    return {flag: value for flag, value in recipe.items() if flag not in without} | stated
 
 
 def _layout(file: SectionReader) -> dict[str, Any]:
@@ -131,12 +115,6 @@ def _layout(file: SectionReader) -> dict[str, Any]:
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
         "fp8_attention": _has_fp8_attention(file),
     }  # fmt: skip
-
-
-def _over(recipe: Flags, stated: Flags) -> Flags:
-    """Return a recipe's arguments with those that a file states; a stated vocabulary is not that of the null tokenizer."""
-    without = {"tokenizer-type"} if "vocab-size" in stated else set()
-    return {flag: value for flag, value in recipe.items() if flag not in without} | stated
 
 
 def _model(model: SectionReader) -> Flags:

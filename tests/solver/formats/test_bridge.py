@@ -122,12 +122,18 @@ def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
         "framework": "megatron-bridge-26.06", "tp": 2, "tp_mode": "msp", "pp": 1, "ep": 8, "etp": 1, "zero": 1,
         "zero_shard_size": 4,
         "grad_dtype": "bf16", "precision": "bf16", "micro_batch_size": 1, "num_micro_batches": 4, "cross_entropy_fusion": True,
-        "cross_entropy_fusion_impl": "native", "overlap_grad_reduce": False, "overlap_param_gather": False,
+        "cross_entropy_fusion_impl": "te", "overlap_grad_reduce": True, "overlap_param_gather": True,
         "moe_dispatcher": "hybridep", "moe_grouped_gemm": True, "tp_comm_overlap": False, "dropout": False,
         "world_size": 8, "dp": 4, "seq_len": 4096,
     }  # fmt: skip
     assert expected.items() <= config.layout.items()
-    assert config.assumed == ("world_size", "moe_dispatcher", "moe_permute_fusion")
+    assert config.assumed == ("world_size",)
+    assert "the file changes a recipe, which is taken to have overlap_grad_reduce True, overlap_param_gather True, " in "".join(
+        config.notes
+    )
+    assert any(
+        "ddp.grad_reduce_in_fp32 false holds if the recipe's mixed_precision has it too" in note for note in config.notes
+    )
     assert same_model(config.model, model_of("qwen3_30b_a3b"), 2)
     assert config.ignored == ("model.apply_rope_fusion", "model.pipeline_model_parallel_layout", "train.train_iters",
                               "optimizer", "scheduler", "dist")  # fmt: skip
@@ -305,4 +311,32 @@ def test_a_recipe_shards_the_optimizer_unless_the_file_says_otherwise(tmp_path: 
     stated = load(
         tmp_path, OVERRIDES.replace("use_distributed_optimizer: true", "use_distributed_optimizer: false"), "qwen3_30b_a3b"
     )
-    assert stated.layout["zero"] == 0 and load(tmp_path, OVERRIDES, "qwen3_30b_a3b").layout["zero"] == 1
+    assert (stated.layout["zero"], stated.layout["overlap_param_gather"]) == (0, False)
+    assert load(tmp_path, OVERRIDES, "qwen3_30b_a3b").layout["zero"] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "dispatcher"),
+    [
+        ("", "hybridep"),
+        ("  moe_enable_deepep: true\n", "deepep"),
+        ("  moe_flex_dispatcher_backend: deepep\n", "deepep"),
+        ("  moe_token_dispatcher_type: alltoall\n", "alltoall"),
+        ("  moe_token_dispatcher_type: flex\n  moe_flex_dispatcher_backend: hybridep\n", "hybridep"),
+    ],
+)
+def test_the_dispatcher_that_a_file_states_over_a_recipe(keys: str, dispatcher: str, tmp_path: Path) -> None:
+    overlap = "  recompute_granularity: selective\n  recompute_modules: [moe_act]\n"
+    text = (
+        OVERRIDES.replace("  moe_grouped_gemm: true\n", overlap + keys)
+        + "comm_overlap: {overlap_moe_expert_parallel_comm: true}\n"
+    )
+    config = load(tmp_path, text, "qwen3_30b_a3b")
+    assert config.layout["moe_dispatcher"] == dispatcher and config.layout["moe_grouped_gemm"]
+    assert not any("refuse" in note for note in config.notes), "rules see what the recipe is taken to have"
+
+
+def test_a_backend_that_does_not_exist_is_refused_over_a_recipe_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="deppep"):
+        load(tmp_path, OVERRIDES.replace("  moe_grouped_gemm", "  moe_flex_dispatcher_backend: deppep\n  moe_grouped_gemm"),
+             "qwen3_30b_a3b")  # fmt: skip
