@@ -19,7 +19,14 @@ from solver.formats.known_keys import Described, Known, check_described, check_k
 from solver.formats.literal_python import Section
 from solver.formats.script_words import arguments, program_at, script_words, settings_after
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import PROGRAM, SYNC_RELEASES, syncs_each_batch, trainer_fields
+from solver.formats.trainer_script import (
+    NO_SEQUENCE,
+    PROGRAM,
+    SYNC_RELEASES,
+    check_parameters,
+    syncs_each_batch,
+    trainer_fields,
+)
 from solver.spec.frameworks import framework_of
 
 FSDP1, FSDP2, DDP = "fsdp", "torchtitan-2025-06", "pytorch-ddp"
@@ -85,10 +92,10 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
         "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
         "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
     }  # fmt: skip
-    batch, unread, syncs = _launched(sections, source, dtype)
-    notes: tuple[str, ...] = ()
+    batch, unread, syncs = _launched(sections, source, dtype, sharded)
+    notes: tuple[str, ...] = (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
     if shards["framework"] == FSDP1 and shards["zero"] and batch.get("num_micro_batches") != 1:
-        notes = (SYNC_RELEASES,) if syncs else ()
+        notes += (SYNC_RELEASES,) if syncs else ()
         layout |= {} if syncs else {"defer_grad_sync": True}
     model = model_beside(source, "accelerate's settings hold no model")
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
@@ -128,7 +135,7 @@ _PLACES = {
 }  # fmt: skip
 
 
-def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[str, Any], tuple[str, ...], bool]:
+def _launched(sections: Section, source: Source, precision: str, sharded: bool) -> tuple[dict[str, Any], tuple[str, ...], bool]:
     """Return what the script of the same name states, where there is one, its arguments that are not read, and whether it
     reduces every micro batch's gradients.
 
@@ -149,6 +156,8 @@ def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[s
                 f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
             )
     given = arguments(words[at + 1 :], script.path)
+    if not sharded:
+        check_parameters(given, script.path)
     return *trainer_fields(given, precision, script.path), syncs_each_batch(given, script)
 
 

@@ -43,8 +43,8 @@ from solver.formats.script_words import (
     whole_argument,
 )
 from solver.formats.section_reader import SectionReader
+from solver.formats.trainer_script import NO_SEQUENCE, trainer_fields, trainer_precision
 from solver.formats.trainer_script import PROGRAM as TRAINER
-from solver.formats.trainer_script import trainer_fields, trainer_precision
 from solver.spec.frameworks import framework_of
 
 _MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
@@ -233,7 +233,8 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
     if at == program_at(words, TRAINER):
         fields, ignored = trainer_fields(given, precision, path)
         sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
-        run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored)
+        unsaid: tuple[str, ...] = () if "seq_len" in fields else (NO_SEQUENCE,)
+        run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=unsaid)
     else:
         run = _megatron(given, world, source)
     layout, notes = {**run.layout, **settings}, (*run.notes, *left_out)

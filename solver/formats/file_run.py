@@ -21,7 +21,8 @@ MODEL_FOLDER = "_model"
 class Source:
     """A file with its text. beside: the text of another file, by its path from the same folder, or None where there is none.
     world: GPUs on which it is run, where it does not say so itself; 0: not stated either. vocab_size: tokens of its tokenizer,
-    where it only names that; 0: not stated. variables: of the environment in which a script runs, name -> value."""
+    where it only names that; 0: not stated. variables: of the environment in which a script runs, name -> value. script: that
+    names the file, if a script does."""
 
     path: Path
     text: str
@@ -29,6 +30,7 @@ class Source:
     world: int = 0
     vocab_size: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
+    script: Path | None = None
 
     def check_variables(self) -> None:
         """Raise InputError for a variable that changes nothing: neither the file nor the script beside it reads it, or each
@@ -52,7 +54,7 @@ def script_beside(source: Source) -> Source | None:
     """Return the launch script of the same name (NAME.sh beside NAME.json or NAME.yaml), or None where there is none."""
     path = source.path.with_suffix(".sh")
     text = source.beside(path.name)
-    return None if text is None else replace(source, path=path, text=text)
+    return None if text is None else replace(source, path=source.script or path, text=text)
 
 
 @dataclass(frozen=True)

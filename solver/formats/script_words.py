@@ -144,7 +144,7 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
     def beside(relative: str) -> str | None:
         return source.text if relative == own else source.beside(relative)
 
-    return replace(source, path=path, text=text, beside=beside)
+    return replace(source, path=path, text=text, beside=beside, script=source.path)
 
 
 def settings_after(source: Source, argument: str, wanted: str) -> Source:

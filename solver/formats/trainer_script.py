@@ -7,14 +7,14 @@ nor an FSDP plugin holds the sequence, and only arguments of the program say it.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, closest, shown
 from profiler.text_file import json_object
 from solver.formats.file_run import Source, model_path
+from solver.formats.known_keys import keys
 from solver.formats.script_words import whole_argument
 from solver.spec.strategy import Strategy
 
@@ -37,13 +37,41 @@ _ACCELERATOR = "--accelerator_config"
 #: Every micro batch's gradients are reduced. The trainer of transformers 4.46 to 5.1 does not heed it (pull request 43919).
 _SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 SYNC_RELEASES = "transformers 4.46 to 5.1 ignore sync_each_batch and keep whole gradients (--set defer_grad_sync=true)"
-#: Data, evaluation, logs, checkpoints and numbers of the optimizer: neither time nor memory of a step.
-_NEUTRAL = re.compile(
-    r"--(?:eval|evaluation|per_device_eval|save|load_best|logging|log|report|hub|push_to|dataset|data|train|validation|output|"
-    r"overwrite|max|do|learning|lr|weight|warmup|num_train|adam|seed|dataloader|remove|run|ddp|include|metric|greater|"
-    r"preprocessing|streaming|model_name|model_type|model_revision|config_name|tokenizer|use_fast|use_auth|cache|trust|token|"
-    r"low_cpu|torch_dtype|skip|disable_tqdm|ignore|resume|length|group_by|label_names|past|prediction|local|deepspeed|"
-    r"accelerator|bf16_full|fp16_full|fp16_opt|keep|restore|project|gradient_checkpointing_kwargs)(?:_\w+)?"
+#: Arguments of TrainingArguments and run_clm.py that change neither time nor memory of a step (data, evaluation, logs,
+#: checkpoints and numbers of the optimizer), and those that name files which are read themselves.
+_NEUTRAL = keys(
+    "accelerator_config adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices batch_eval_metrics bf16_full_eval "
+    "cache_dir config_name data_seed dataloader_drop_last dataloader_num_workers dataloader_persistent_workers "
+    "dataloader_pin_memory dataloader_prefetch_factor dataset_config_name dataset_name ddp_backend ddp_broadcast_buffers "
+    "ddp_find_unused_parameters ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train dtype "
+    "eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy eval_use_gather_object "
+    "evaluation_strategy fp16_backend fp16_full_eval fp16_opt_level gradient_checkpointing_kwargs greater_is_better "
+    "group_by_length half_precision_backend hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy "
+    "hub_token ignore_data_skip include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen "
+    "include_tokens_per_second keep_linebreaks label_names learning_rate length_column_name load_best_model_at_end "
+    "local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter "
+    "logging_steps logging_strategy low_cpu_mem_usage lr_scheduler_kwargs lr_scheduler_type max_eval_samples max_grad_norm "
+    "max_steps max_train_samples metric_for_best_model model_name_or_path model_revision model_type num_train_epochs "
+    "output_dir overwrite_cache overwrite_output_dir past_index per_device_eval_batch_size prediction_loss_only "
+    "preprocessing_num_workers project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope "
+    "remove_unused_columns report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name "
+    "save_on_each_node save_only_model save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics "
+    "streaming token tokenizer_name torch_dtype trackio_space_id train_file trust_remote_code use_auth_token "
+    "use_fast_tokenizer use_legacy_prediction_loop validation_file validation_split_percentage warmup_ratio warmup_steps "
+    "weight_decay"
+)
+#: The others, which do: a run that turns one on is not described.
+_DESCRIBED_OFF = keys(
+    "adafactor auto_find_batch_size config_overrides ddp_bucket_cap_mb fsdp fsdp_config fsdp_min_num_params "
+    "fsdp_transformer_layer_cls_to_wrap full_determinism jit_mode_eval label_smoothing_factor liger_kernel_config "
+    "mp_parameters neftune_noise_alpha no_cuda optim_args optim_target_modules parallelism_config per_gpu_eval_batch_size "
+    "per_gpu_train_batch_size torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo "
+    "tpu_metrics_debug tpu_num_cores use_cpu use_ipex use_liger_kernel use_mps_device"
+)
+#: Types of parameters that are no wider than those of mixed precision.
+_HALF_TYPES = ("bfloat16", "float16")
+NO_SEQUENCE = (
+    "no --block_size: run_clm.py takes the tokenizer's longest, 1,024 where that exceeds the model's positions; state it"
 )
 
 
@@ -73,8 +101,13 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
     read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim"}
     idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
-        if name not in read | idle and not _NEUTRAL.fullmatch(name) and str(given[name]).lower() not in _OFF:
+        plain = name.lstrip("-")
+        if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
+            continue
+        if plain in _DESCRIBED_OFF or name == "--tf32":
             raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
+        known = [f"--{other}" for other in (*_NEUTRAL, *_DESCRIBED_OFF)]
+        raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")
     return found, tuple(name for name in given if name not in read)
 
 
@@ -96,6 +129,13 @@ def syncs_each_batch(given: dict[str, Any], source: Source) -> bool:
             f"{where}: sync_each_batch of gradient_accumulation_kwargs is {shown(value)}; it must be true or false"
         )
     return value
+
+
+def check_parameters(given: dict[str, Any], path: Path) -> None:
+    """Raise InputError for parameters of 16 bits, which DDP keeps, with gradients and Adam's states like them."""
+    for name in ("--torch_dtype", "--dtype"):
+        if str(given.get(name)) in _HALF_TYPES:
+            raise InputError(f"{path}: {name} {given[name]} under DDP is not described: parameters of 32 bits are")
 
 
 def _on(given: dict[str, Any], name: str, path: Path) -> bool:

@@ -135,6 +135,13 @@ def test_fsdp1_keeps_gradients_whole_unless_told_to_reduce_each(
     assert "defer_grad_sync" not in one.layout
 
 
+def test_sixteen_bit_parameters_under_ddp_are_refused(tmp_path: Path) -> None:
+    script = SCRIPT.rstrip() + " --torch_dtype bfloat16\n"
+    assert "--torch_dtype" in load(tmp_path, TEMPLATE, script).ignored  # FSDP makes 32-bit ones of them
+    with pytest.raises(InputError, match="--torch_dtype bfloat16 under DDP is not described"):
+        load(tmp_path, TEMPLATE.replace("distributed_type: FSDP", "distributed_type: MULTI_GPU"), script)
+
+
 def test_a_script_may_have_another_name(tmp_path: Path) -> None:
     expected = load(tmp_path, TEMPLATE).layout
     (tmp_path / "run.sh").rename(tmp_path / "launch.sh")

@@ -151,7 +151,7 @@ def test_what_a_trainer_s_script_leaves_out_has_transformers_defaults(tmp_path: 
 
 @pytest.mark.parametrize(
     "argument",
-    ["--lora_r 16", "--attn_implementation eager", "--config_overrides n_embd=1", "--torch_compile", "--use_liger_kernel True"],
+    ["--label_smoothing_factor 0.1", "--config_overrides n_embd=1", "--torch_compile", "--use_liger_kernel True"],
 )
 def test_arguments_of_a_trainer_that_change_a_step_are_refused(argument: str, tmp_path: Path) -> None:
     beside(tmp_path)
@@ -163,6 +163,29 @@ def test_arguments_of_a_trainer_that_change_a_step_are_refused(argument: str, tm
         "--evaluation_strategy no --per_device_eval_batch_size 4"
     )
     assert load(tmp_path, settings, off).layout["num_micro_batches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("--max_seq_length 8192", ""), ("--learning_rte 1e-5", " (did you mean '--learning_rate'?)"), ("--packing True", "")],
+)
+def test_arguments_that_a_trainer_s_program_does_not_have_are_refused(argument: str, meant: str, tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    with pytest.raises(InputError) as error:
+        load(tmp_path, settings, f"{TRAINER} {argument}")
+    assert str(error.value) == f"{tmp_path}/run.sh: run_clm.py has no argument {argument.split()[0]}{meant}"
+    (tmp_path / "run.sh").rename(tmp_path / "train.sh")
+    with pytest.raises(InputError, match="train.sh: run_clm.py has no argument"):
+        load_run_config(tmp_path / "train.sh")
+
+
+def test_a_sequence_that_the_script_leaves_out_is_said(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    assert not any("--block_size" in note for note in load(tmp_path, settings, TRAINER).notes)
+    config = load(tmp_path, settings, TRAINER.replace("--block_size 1024", ""))
+    assert "seq_len" in config.assumed and any("no --block_size" in note for note in config.notes)
 
 
 @pytest.mark.parametrize(
