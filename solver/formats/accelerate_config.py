@@ -82,6 +82,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     world, machines = file.whole("num_processes"), file.whole("num_machines", 1)
     if world % machines:
         raise file.wrong("num_processes", f"a multiple of num_machines {machines}")
+    if file.get("distributed_type") == "DEEPSPEED":
+        raise file.wrong("distributed_type", "FSDP, MULTI_GPU or NO; of DeepSpeed give its own JSON, the deepspeed_config_file")
     kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "NO"), "FSDP")
     sharded, dtype = kind == "FSDP", DTYPES[file.choice("mixed_precision", DTYPES, "no")]
     shards = _sharding(file, world, machines) if sharded else {"framework": DDP, "zero": 0, "zero_shard_size": 1}

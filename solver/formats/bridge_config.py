@@ -20,6 +20,7 @@ from solver.formats.bridge_names import (
     OVERLAPS,
     RECIPES,
     SWITCHES,
+    UNFUSED,
     VALUES,
 )
 from solver.formats.bridge_recipe import over_recipe
@@ -71,9 +72,10 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     world = world or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
     layout = {**read.layout, **_layout(file)}
+    notes = (*read.notes, *taken, *_left_out(file))
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
-    return FileRun(read.model, layout, assumed, ignored, (*read.notes, *taken), refusals)
+    return FileRun(read.model, layout, assumed, ignored, notes, refusals)
 
 
 def _arguments(file: SectionReader, complete: bool) -> Flags:
@@ -100,6 +102,17 @@ def _over_model(beside: ModelSpec, model: SectionReader, stated: Flags) -> Flags
     recipe = model_arguments(beside, Strategy(world_size=ranks, tp=ranks, seq_len=length))
     without = {"tokenizer-type"} if "vocab-size" in stated else set()
     return {flag: value for flag, value in recipe.items() if flag not in without} | stated
+
+
+def _left_out(file: SectionReader) -> list[str]:
+    """Return in words what is stated and left out of the estimate: kernels that are not fused, and buckets of another size."""
+    found = []
+    for dotted, what in UNFUSED.items():
+        section, key = dotted.split(".")
+        value = file.section(section).get(key) if key in file.section(section) else None
+        if value is False or (value and not isinstance(value, bool)):
+            found.append(f"left out of the estimate: {what} ({dotted} {value})")
+    return found
 
 
 def _layout(file: SectionReader) -> dict[str, Any]:

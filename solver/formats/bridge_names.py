@@ -185,6 +185,13 @@ KNOWN: Known = keys(
         "data_parallel_size align_param_gather bucket_size tp_comm_bootstrap_backend overlap_param_gather_with_optimizer_step"
     ),
 )
+#: Switch that is on unless stated -> what is left out of the estimate without it; flags that say the same are Megatron's.
+UNFUSED: Mapping[str, str] = {
+    "model.apply_rope_fusion": "the kernels of an unfused rotary embedding",
+    "model.bias_activation_fusion": "the kernels of an unfused activation",
+    "model.bias_dropout_fusion": "the kernels of unfused biases and residuals",
+    "ddp.bucket_size": LEFT_OUT["ddp-bucket-size"],
+}
 _OFF = (False, None, "none")
 DESCRIBED: Described = {
     "model.enable_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),

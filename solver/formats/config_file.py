@@ -121,6 +121,11 @@ def _json_run(source: Source) -> FileRun:
 
 
 def _internevo(source: Source) -> FileRun:
+    if re.search(r"^\s*(?:from|import)\s+megatron\.bridge\b", source.text, re.M):
+        raise InputError(
+            f"{source.path}: a recipe of Megatron-Bridge is a program, which is not run; give the run_config.yaml that it "
+            "saves, a log that prints its configuration, or an override in YAML"
+        )
     return internevo_run(source.text, str(source.path), source.path.stem)
 
 

@@ -58,8 +58,8 @@ def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
     unknown = next((value for value in launch.values() if "$" in value), "")
     why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
     raise InputError(
-        f"{source.path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}; or give "
-        "--world_size"
+        f"{source.path}: its launcher must say the number of GPUs, as numbers (torchrun's --nnodes and --nproc-per-node, "
+        f"deepspeed's --num_nodes and --num_gpus){why}; or give --world_size"
     )
 
 

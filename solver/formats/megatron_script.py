@@ -34,7 +34,11 @@ def read_script(source: Source) -> FileRun:
     program = HYBRID_PROGRAM if hybrid else PROGRAM
     at = program_at(words, program)
     if at is None:
-        raise InputError(f"{path}: no {PROGRAM} in it, which a script of Megatron-LM launches")
+        raise InputError(
+            f"{path}: it launches none of the programs that are read: {PROGRAM} or {HYBRID_PROGRAM} of Megatron-LM by "
+            "torchrun, srun or mpirun, run_clm.py of transformers by accelerate launch --config_file or with --deepspeed, "
+            "primus-cli"
+        )
     if program_at(words[at + 1 :], program) is not None:
         raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]

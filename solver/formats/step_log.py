@@ -31,6 +31,10 @@ from solver.spec.strategy import Strategy
 _NUMBER = r"[:=\s|]*([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(K?)"
 
 
+#: A line of transformers' trainer: a dict of Python, which no JSON object looks like.
+_PRINTED_DICT = re.compile(r"\s*\{'")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Of a step: tokens of a GPU, sequences of all; for logs that print a rate."""
@@ -107,7 +111,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     Raises InputError for a file that holds nothing of what is read, and for the log of another run.
     """
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
         return _from_json(text, path)
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps, warm_up = _steps(text, batch)

@@ -214,8 +214,10 @@ R2026 = Release(
         "activation_checkpoint.early_stop": (_OFF, "recomputation that stops early, in this release,"),
         "quantize.linear.float8.emulate": (_OFF, "emulated fp8"),
         "quantize.linear.mx.recipe_name": (("mxfp8_cublas",), "another recipe"),
-        "quantize.grouped_mm.float8.fqns": (([],), "experts in fp8 under torchtitan"),
-        "quantize.grouped_mm.mx.fqns": (([],), "experts in mxfp8 under torchtitan"),
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": (
+            ([], ["moe.router.gate"]), "recomputation of GEMMs by their shapes"
+        ),
+        "compile.backend": (("inductor",), "another compiler"),
     },
     flavors=_LLAMA3 | _QWEN3 | _DEEPSEEK | _GPT_OSS,
     schedules=_SCHEDULES,

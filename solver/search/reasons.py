@@ -33,7 +33,8 @@ def why_none(problem: Problem, sequences: int, splits: Splits, fixed: Mapping[st
     if alone[name]:
         beside, reason = f" together with what else is fixed ({_listed(others)})", broken(problem, sequences, fixed)
     else:
-        beside, reason = ", whatever else is fixed", broken(problem, sequences, {name: fixed[name]})
+        named = {axis: value for axis, value in fixed.items() if axis in (name, "tp_mode")}
+        beside, reason = ", whatever else is fixed", broken(problem, sequences, named)
     return _sentence(f"{name} {fixed[name]}{beside}", reason)
 
 

@@ -34,7 +34,7 @@ MEGATRON_LM_2023 = Framework(
     can_run=CanRun(
         zero_stages=(0, 1),
         cp_comms=(),  # context parallelism came with Megatron-Core 0.4 (CHANGELOG)
-        replicated_kv_heads=False,  # core/transformer/attention.py divides the query groups by tp
+        replicated_kv_heads=False,  # core/transformer/attention.py divides the query groups by tp (until 0.15)
         uneven_stages=False,  # arguments.py asserts that pp divides the layers
     ),
     linear_bias=True,  # --disable-bias-linear is off

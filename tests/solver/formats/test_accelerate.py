@@ -196,7 +196,11 @@ def test_what_accelerate_launch_would_override_is_refused(tmp_path: Path) -> Non
         ("offload_params: false", "offload_params: true", "it must be False, because parameters on the host is not modelled"),
         ("BACKWARD_PRE", "NO_PREFETCH", "because another order of all-gathers is not modelled"),
         ("mixed_precision: bf16", "mixed_precision: fp8", "mixed_precision is 'fp8'; it must be one of bf16, fp16, no"),
-        ("distributed_type: FSDP", "distributed_type: DEEPSPEED", "distributed_type is 'DEEPSPEED'; it must be one of FSDP"),
+        (
+            "distributed_type: FSDP",
+            "distributed_type: DEEPSPEED",
+            "distributed_type is 'DEEPSPEED'; it must be FSDP, MULTI_GPU or NO; of DeepSpeed give",
+        ),
         (
             "debug: false",
             "parallelism_config: {parallelism_config_tp_size: 2}",

@@ -135,7 +135,7 @@ def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
         "ddp.grad_reduce_in_fp32 false holds if the recipe's mixed_precision has it too" in note for note in config.notes
     )
     assert same_model(config.model, model_of("qwen3_30b_a3b"), 2)
-    assert config.ignored == ("model.apply_rope_fusion", "model.pipeline_model_parallel_layout", "train.train_iters",
+    assert config.ignored == ("model.pipeline_model_parallel_layout", "train.train_iters",
                               "optimizer", "scheduler", "dist")  # fmt: skip
 
 
@@ -340,3 +340,21 @@ def test_a_backend_that_does_not_exist_is_refused_over_a_recipe_too(tmp_path: Pa
     with pytest.raises(InputError, match="deppep"):
         load(tmp_path, OVERRIDES.replace("  moe_grouped_gemm", "  moe_flex_dispatcher_backend: deppep\n  moe_grouped_gemm"),
              "qwen3_30b_a3b")  # fmt: skip
+
+
+def test_kernels_that_are_not_fused_are_left_out_and_said(tmp_path: Path) -> None:
+    config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
+    assert (
+        "left out of the estimate: the kernels of an unfused rotary embedding (model.apply_rope_fusion False)" in config.notes
+    )
+    fused = load(tmp_path, OVERRIDES.replace("apply_rope_fusion: false", "apply_rope_fusion: true"), "qwen3_30b_a3b")
+    assert not any("left out" in note for note in fused.notes)
+
+
+def test_a_recipe_that_is_a_program_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    path.write_text("from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\n")
+    with pytest.raises(
+        InputError, match="a recipe of Megatron-Bridge is a program, which is not run; give the run_config.yaml"
+    ):
+        load_run_config(path)

@@ -271,7 +271,7 @@ def test_a_script_s_layout_is_the_layout(tmp_path: Path, h100_model: CostModel) 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("torchrun train.py --tp 8", "no pretrain_gpt.py"),
+        ("torchrun train.py --tp 8", "it launches none of the programs that are read: pretrain_gpt.py"),
         ("pretrain_gpt.py --num-layers $LAYERS", "LAYERS is not known from the script alone"),
         ("torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size two", "is missing|is 'two'"),
         ("python pretrain_gpt.py --num-layers 2", "must say the number of GPUs"),

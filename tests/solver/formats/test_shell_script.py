@@ -228,7 +228,7 @@ def test_gpus_that_slurm_or_the_user_states(script: str, stated: int, gpus: int,
 def test_a_script_that_says_no_number_of_gpus_is_told_how_to(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"python {LAUNCHED}")
-    with pytest.raises(InputError, match="must say the number of GPUs, as numbers; or give --world_size"):
+    with pytest.raises(InputError, match="its launcher must say the number of GPUs, as numbers .*; or give --world_size"):
         load_run_config(path)
 
 

@@ -109,6 +109,7 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("nothing of use\n", "no step times and no table of nccl-tests"),
+        ("{'loss': 2.1, 'learning_rate': 1e-05}\n{'loss': 2.0}\n", "no step times and no table of nccl-tests"),
         ('{"step": 1}', "unknown key 'step'; known keys are step_s"),
         ("{}", "it is empty"),
         ('{"step_s": -1}', "step_s is -1; it must be a positive number"),

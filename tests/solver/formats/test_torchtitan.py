@@ -175,7 +175,9 @@ def test_stages_of_2026(stages: str, expected: dict[str, Any], tmp_path: Path) -
         ("expert_parallel_degree = 8", "expert_tensor_parallel_degree = 2", "tensor parallelism within experts under"),
         ('backend = "deepep"', 'backend = "hybridep"', "expert_parallel_comm_backend is 'hybridep'"),
         ("[compile]", "[debug]\nmoe_force = true\n[compile]", "debug has no key 'moe_force'"),
-        ("[compile]", '[quantize.grouped_mm.mx]\nfqns = ["experts"]\n[compile]', "experts in mxfp8 under torchtitan"),
+        ('mode = "full"', 'mode = "full"\nper_op_sac_force_recompute_mm_shapes_by_fqns = ["wq"]',
+         "recomputation of GEMMs by their shapes"),
+        ("enable = true", 'enable = true\nbackend = "aot_eager"', "another compiler"),
         ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["norm"], ["output"]]',
          "lists of tok_embeddings, layers.0 to layers.47, norm and output"),
         ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"\n'
@@ -201,6 +203,14 @@ def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_p
     assert config.layout["moe_dispatcher"] == ("deepep" if name == "deepseek_v3" else "alltoall")
     told = load(tmp_path, text.replace("tensor_parallel_degree", "context_parallel_degree")).notes
     assert [note for note in told if "flavors with FlexAttention exclude context parallelism" in note]
+
+
+def test_a_converter_that_does_not_run_changes_nothing(tmp_path: Path) -> None:
+    text = NEWER.replace("[compile]", '[quantize.grouped_mm.float8]\nfqns = ["experts"]\n[compile]')
+    config = load(tmp_path, text)
+    assert config.layout == load(tmp_path, NEWER).layout and "quantize" in config.ignored
+    with pytest.raises(InputError, match="converters"):
+        load(tmp_path, text.replace('name = "qwen3"', 'name = "qwen3"\nconverters = ["quantize.grouped_mm.float8"]'))
 
 
 def test_experts_that_are_forced_follow_each_other(tmp_path: Path) -> None:

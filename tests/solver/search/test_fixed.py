@@ -183,3 +183,9 @@ def test_rounded_batches(tokens: int, group: int, expected: int) -> None:
     if tokens % 4096:
         with pytest.raises(InputError, match="or --round_batch"):
             batch_sequences(tokens, 4096, False, group)
+
+
+def test_the_reason_is_that_of_the_mode_that_is_fixed_too() -> None:
+    problem = load_problem("configs/models/qwen3_30b_a3b.json", 64, profile="h100_sxm", framework="megatron-core")
+    with pytest.raises(InputError, match="has tp 8, whatever else is fixed: .* 4 kv heads"):
+        search(problem, 64, fixed={"tp": 8, "tp_mode": "msp"})
