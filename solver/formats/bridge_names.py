@@ -197,6 +197,6 @@ DESCRIBED: Described = {
     "model.enable_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),
-    "optimizer.optimizer": (("adam",), "another optimizer than Adam"),
+    "optimizer.optimizer": (("adam",), "another optimizer than Adam under Megatron-Bridge"),
     "ddp.outer_dp_sharding_strategy": (("no_shard",), "states that are sharded over the instances too"),
 }

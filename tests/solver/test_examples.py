@@ -87,6 +87,17 @@ def test_the_script_s_own_examples(folder: Path) -> None:
             assert words[:2] == ["python", "simulation_train_formulaic.py"] and script(words[2:]) == 0, line
 
 
+def test_every_page_is_linked_and_its_commands_have_known_options() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert all(f"({page.name})" in index for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
+    text = (ROOT / "docs" / "commands.md").read_text() + (ROOT / "README.md").read_text().split("## Use it")[1]
+    lines = [line.strip().split(" #")[0] for line in text.splitlines() if line.strip().startswith("foretrain ")]
+    assert len(lines) >= 30
+    for line in lines:
+        if not line.startswith("foretrain measure"):
+            parser().parse_args(shlex.split(line)[1:])
+
+
 def test_the_example_of_the_readme_is_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text()
     section = text[text.index("## An example") : text.index("## Use it")]
@@ -94,10 +105,10 @@ def test_the_example_of_the_readme_is_what_the_command_prints(folder: Path, caps
     run(command)
     printed = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     figures = [line for line in shown if line != "..." and not line.startswith("TGS")]
-    assert len(figures) == 5
+    assert len(figures) == 7
     for line in figures:
         assert re.sub(r"\s+", " ", line) in printed, line
-    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[3])
+    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[4])
     assert found is not None
     tgs, step, low, high = map(float, found.groups())
     days = 1e12 / (tgs * 512) / 86400
