@@ -53,7 +53,10 @@ class Cluster:
         node, domain = self.gpus_per_node, self.nvlink_domain
         if domain <= node:
             return self
-        parts = [n for n in range(node, domain + 1, node) if world % n == 0]
+        # multiples of what divides the job, so that tensor groups stay inside: of two hosts where they are equal
+        units = [unit for unit in (4 * node, 2 * node, node) if world % unit == 0 or unit == node]
+        pair = min(units[0], 2 * node)
+        parts = [n for n in range(pair, domain + 1, pair) if world % n == 0]
         part = max(parts, default=node)
         # groups are powers of two, which straddle parts that are none: 64 GPUs of each NVL72
         even = max((n for n in parts if not n & (n - 1)), default=node)
@@ -61,9 +64,7 @@ class Cluster:
             part = even
         if 2 * part <= min(domain, world):
             least = -(-world // -(-world // domain))  # of as few domains
-            # a multiple of what divides the job, so that tensor groups stay inside
-            part = next(whole for unit in (4 * node, 2 * node, node) if world % unit == 0 or unit == node
-                        if (whole := -(-least // unit) * unit) <= domain)  # fmt: skip
+            part = next(whole for unit in units if (whole := -(-least // unit) * unit) <= domain)
         return replace(self, nvlink_domain=part)
 
     def __post_init__(self) -> None:

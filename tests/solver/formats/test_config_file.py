@@ -537,14 +537,15 @@ def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> Non
     ("world", "part"),
     [
         (4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 64), (576, 64),
-        (76, 40), (108, 56), (152, 56), (184, 64),
+        (76, 40), (108, 56), (152, 56), (184, 64), (104, 56), (120, 40), (136, 72), (208, 72), (240, 48), (264, 72), (60, 60),
     ],
 )  # fmt: skip
 def test_the_part_of_each_rack_that_a_job_gets(world: int, part: int) -> None:
     """Of 72 GPUs in hosts of 4: evenly, or where that leaves little, the fewest racks, of which the last gives fewer."""
     cluster = cluster_of(DEVICES["gb200"], {}).for_world(world)
     assert cluster.gpus_per_domain == part
-    if world in (76, 108, 152, 184):
+    assert world % 8 or part % 8 == 0 or part == world, "groups of eight do not straddle"
+    if world in (76, 108, 152, 184, 104, 136, 208, 264):
         assert -(-world // part) == -(-world // 72), "as few racks as can be"
 
 
