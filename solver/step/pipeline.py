@@ -71,7 +71,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
         sends_of(problem, terms, layouts),
         recomputed_limit(problem, layouts),
     )
-    slowest = bottleneck(stages)
+    slowest = bottleneck(stages, problem.chunks)
     stage, deferred = slowest.stage, stages.ends.deferred
     offload = _offload(problem, terms, layouts, layer, stage)
     pipeline = _pipeline(stages, slowest, root, offload, problem.framework.pipeline.waits_for_norm)
@@ -104,7 +104,7 @@ def _pipeline(stages: PipelineStages, slowest: Bottleneck, root: np.ndarray, off
     v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]
     seconds = slowest.seconds + root + offload
     total = stages.filling + root + columns.pp * offload
-    found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, seconds)
+    found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, seconds, slowest.period + root + offload)
     fixed = np.flatnonzero(~v_shaped & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
         work = stage_work(stages.take(fixed), offload[fixed], root[fixed])

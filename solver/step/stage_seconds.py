@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from solver.schedule.closed_forms import StageWork
+from solver.schedule.closed_forms import StageWork, interleaved_period
 from solver.schedule.kinds import is_schedule
-from solver.schedule.warm_up import unpaired_micro_batches
+from solver.schedule.warm_up import group_of, unpaired_micro_batches
 from solver.spec.choices import SPLIT_BACKWARD
 from solver.spec.strategy import Strategy
 from solver.step.deferred_head import deferred_share
@@ -181,15 +182,19 @@ class PipelineStages:
 
 
 class Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts."""
+    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts.
+
+    period: seconds from one micro batch to the next where stages are interleaved.
+    """
 
     seconds: np.ndarray
+    period: np.ndarray
     send_recv: np.ndarray
     stage: SlowestStage
 
 
-def bottleneck(stages: PipelineStages) -> Bottleneck:
-    """Return the slowest stage, of equal ones the first, else the last.
+def bottleneck(stages: PipelineStages, chunks: Sequence[int] = ()) -> Bottleneck:
+    """Return the slowest stage, of equal ones the first, else the last. chunks: the layers of each, where they are stated.
 
     The first stage stands for middle ones of as many layers where there are any, so it waits for as many sends.
     """
@@ -207,7 +212,32 @@ def bottleneck(stages: PipelineStages) -> Bottleneck:
     stage = SlowestStage(
         counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
     )
-    return Bottleneck(seconds[chosen], sent[chosen], stage)
+    period = _interleaved_period(stages, seconds, counts.sum(axis=1), has_head, chunks)
+    return Bottleneck(seconds[chosen], period, sent[chosen], stage)
+
+
+def _interleaved_period(
+    stages: PipelineStages, seconds: np.ndarray, layers: np.ndarray, has_head: np.ndarray, chunks: Sequence[int]
+) -> np.ndarray:
+    """Return the period of interleaved stages: [layouts].
+
+    seconds, layers, has_head: of the stages that can be the slowest, [stages, layouts].
+    """
+    row, splits = stages.layouts.row, stages.terms.splits
+    pp, vpp = splits.pp[row], splits.vpp[row]
+    last = np.argmax(has_head, axis=0), np.arange(len(row))
+    held = np.maximum(layers[last], 1.0)
+    if chunks:
+        in_chunk = np.full(len(row), float(chunks[-1]))
+    else:
+        loss = splits.account_for_loss_in_pipeline_split[row]
+        in_chunk = (held + loss) / vpp - loss
+    of_layers = seconds[last] - stages.ends.head
+    chunk = of_layers * in_chunk / held + stages.ends.head
+    others = np.where(has_head > 0, 0.0, seconds).max(axis=0)
+    group = group_of(pp, splits.micro_batch_group[row])
+    found: np.ndarray = interleaved_period(vpp, group, others, chunk, seconds[last] - chunk)
+    return found
 
 
 def stage_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:
