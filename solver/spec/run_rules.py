@@ -170,10 +170,18 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
             f"expandable_segments changes nothing under {name}",
         ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+        compile_rule(framework, s),
         (
             framework.data_parallel.defers_sync or framework.data_parallel.no_sync or s.defer_grad_sync is None,
             f"{name} does not offer defer_grad_sync; leave it out",
         ),
+    )
+
+
+def compile_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken): Transformer Engine's modules are kernels, which torch does not compile."""
+    return not (run.compile and framework.memory.transformer_engine), (
+        f"{framework.name} runs Transformer Engine's modules, which torch.compile leaves as they are; leave out compile"
     )
 
 
@@ -192,7 +200,13 @@ def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
     require(
-        (*attention_rules(framework, run), *loss_rules(framework, run), ends_rule(framework, run), gather_rule(framework, run))
+        (
+            *attention_rules(framework, run),
+            *loss_rules(framework, run),
+            ends_rule(framework, run),
+            gather_rule(framework, run),
+            compile_rule(framework, run),
+        )
     )
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)

@@ -101,7 +101,7 @@ def test_parts_lines_and_stages_add_up(found: Solutions) -> None:
 def test_imbalance_never_helps(h100_model: CostModel) -> None:
     # (without the host, which is the slower one in the smallest of these layers)
     even, uneven = (problem_of(DEEP, h100_model, moe_imbalance=load, compile=True) for load in (1.0, 1.3))
-    layouts = all_layouts(even, 32)
+    layouts = all_layouts(problem_of(DEEP, h100_model), 32)
     layouts = layouts.take(np.arange(0, len(layouts), 211))
     one, other = (estimate_layouts(problem, layouts) for problem in (even, uneven))
     assert (other.times.seconds >= one.times.seconds).all() and (other.memory.device >= one.memory.device).all()
@@ -113,7 +113,7 @@ def test_imbalance_never_helps(h100_model: CostModel) -> None:
 def test_the_exchange_runs_beside_another_micro_batch(h100_model: CostModel) -> None:
     graphs = {"compile": True}  # the host launches nothing: it could not launch two passes at once any faster
     apart, beside = (problem_of(DEEP, h100_model, moe_exchange_overlap=flag, **graphs) for flag in (False, True))
-    layouts = all_layouts(beside, 32)
+    layouts = all_layouts(problem_of(DEEP, h100_model, moe_exchange_overlap=True), 32)
     splits = layouts.splits
     assert ((splits.pp == 1) | (splits.vpp > 1)).all() and not (layouts.recompute == Recompute.FULL).any()
     one, other = (estimate_layouts(problem, layouts) for problem in (apart, beside))

@@ -13,6 +13,8 @@ from solver.spec.cluster import cluster_of
 from solver.spec.division import heads_divide, sequence_divides, tensor_parallel_runs
 from solver.spec.expert_rules import heads_divide_by_cp
 from solver.spec.feasibility import check_layout, check_world, stages_broken, zero_runs
+from solver.spec.frameworks import framework_of
+from solver.spec.run_rules import compile_rule
 from solver.spec.strategy import Strategy
 
 MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value heads, width 128
@@ -141,3 +143,9 @@ def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) ->
 )
 def test_layouts_at_the_edge_of_the_rules(layout: dict[str, Any]) -> None:
     check_layout(MODEL, cluster_of(DEVICE), run_of(8, framework="internevo-2024").replace(**layout))
+
+
+def test_transformer_engine_s_modules_are_not_compiled() -> None:
+    for framework, runs in (("megatron-core", False), ("megatron-bridge", False), ("torchtitan", True), ("fsdp", True)):
+        holds, broken = compile_rule(framework_of(framework), Strategy(world_size=1, seq_len=1, compile=True))
+        assert holds == runs and "leave out compile" in broken
