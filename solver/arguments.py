@@ -53,9 +53,9 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
-    p.add_argument("--env", action="append", metavar="NAME=VALUE", help="a variable that the script in --config reads, as it "
-                   "is set when it runs; may stand several times")  # fmt: skip
-    p.add_argument("--vocab_size", type=int, help="tokens of the tokenizer that the config names without their number")
+    p.add_argument("--env", action="append", metavar="NAME=VALUE", help="an environment variable that the script in --config "
+                   "reads (repeatable)")  # fmt: skip
+    p.add_argument("--vocab_size", type=int, help="vocabulary size, where the config names a tokenizer without it")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--global_batch_size", type=int, help="tokens per step (default: the config's own batch, on as "
                    f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})")  # fmt: skip
@@ -89,8 +89,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser, of_one: bool = True) ->
     """Add the arguments of a prediction, of one layout or of all. of_one: those too that only one layout has."""
     add_machine_arguments(p)
     add_world_size_argument(p)
-    p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
-                   f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
+    p.add_argument("--no-timing", action="store_true", help="do not time new attention shapes on this machine's "
+                   f"GPU (default: up to {TIMING_SECONDS:.0f} s where it is the profile's device)")  # fmt: skip
     if of_one:
         p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
                        "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip

@@ -40,11 +40,11 @@ def add_plan_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--days", type=float, help="deadline: the fewest GPUs that meet it are named, of several machines the cheapest"
     )
-    p.add_argument("--budget", type=float, metavar="MONEY", help="the fastest training within it is named")
+    p.add_argument("--budget", type=float, metavar="MONEY", help="name the fastest training within this budget")
     p.add_argument("--min_gpus", type=int, default=_LEAST, metavar="GPUS", help=f"fewest GPUs to look at (default {_LEAST})")
     p.add_argument("--max_gpus", type=int, default=_MOST, metavar="GPUS", help=f"most GPUs to look at (default {_MOST})")
-    p.add_argument("--price", type=float, metavar="MONEY", help="of a GPU for an hour")
-    p.add_argument("--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU for an hour: "
+    p.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
+    p.add_argument("--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU-hour: "
                    + MACHINES)  # fmt: skip
     add_interruption_arguments(p)
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="search only layouts with these")

@@ -40,7 +40,7 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
         "output", type=Path, metavar="OUT", help="the table: .csv or .parquet; unfinished rows are kept in OUT.partial"
     )
     p.add_argument("--models", required=True, metavar="MODEL,...", help="names as of --model_size, or files as of --config")
-    p.add_argument("--world_sizes", required=True, metavar="GPUS,...")
+    p.add_argument("--world_sizes", required=True, metavar="GPUS,...", help="numbers of GPUs, as in 64,128,256")
     p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help=f"{MACHINES} "
                    f"(default {DEFAULT_PROFILE})")  # fmt: skip
     p.add_argument("--seq_lens", metavar="TOKENS,...", help="sequences (default: each model's own)")

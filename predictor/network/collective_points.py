@@ -116,9 +116,6 @@ def stated_points(stated: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
             if not (latency > 0 and 0 < rate < np.inf):
                 raise InputError(f"the profile's intra_node constants of {op} among {ranks} ranks must be positive and finite")
             points[op, int(ranks)] = (_SIZES, latency + _SIZES / rate)
-    for op in ("reduce_scatter", "all_gather"):  # each is half of an all-reduce, and takes no longer
-        for ranks in [ranks for name, ranks in points if name == op and ("all_reduce", ranks) in points]:
-            points[op, ranks] = (_SIZES, np.minimum(points[op, ranks][1], points["all_reduce", ranks][1]))
     return points
 
 

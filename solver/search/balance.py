@@ -124,7 +124,8 @@ def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False)
         moved = [
             (_assigned(best, best.layouts, assigned, by_stage), assigned)
             for target in np.argsort(-bubble)[: max(4, pp // 4)].tolist()
-            if target != origin and (assigned := _moved(chunks, pp, origin, target)) is not None
+            if target != origin
+            for assigned in _moved(chunks, pp, origin, target)
         ]
         better = min(moved, key=lambda pair: _cost(pair[0]), default=None)
         if better is None or _cost(better[0]) >= _cost(best):
@@ -133,12 +134,15 @@ def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False)
     return best
 
 
-def _moved(chunks: tuple[int, ...], pp: int, origin: int, target: int) -> tuple[int, ...] | None:
-    """Return the chunks with a layer of stage ``origin`` on stage ``target``: from its largest chunk to its smallest one."""
-    assigned = np.array(chunks)
-    out = origin + pp * int(np.argmax(assigned[origin::pp]))
-    if assigned[out] == 0:
-        return None
-    assigned[out] -= 1
-    assigned[target + pp * int(np.argmin(assigned[target::pp]))] += 1
-    return tuple(assigned.tolist())
+def _moved(chunks: tuple[int, ...], pp: int, origin: int, target: int) -> list[tuple[int, ...]]:
+    """Return the chunks with a layer of stage ``origin`` on stage ``target``: from its largest chunk to its smallest one, and
+    between their last ones, which run while the last stage computes the head."""
+    held, last = np.array(chunks), len(chunks) // pp - 1
+    ways = dict.fromkeys([(int(np.argmax(held[origin::pp])), int(np.argmin(held[target::pp]))), (last, last)])
+    found = []
+    for out, into in ways:
+        assigned = held.copy()
+        assigned[[origin + pp * out, target + pp * into]] += (-1, 1)
+        if assigned.min() >= 0:
+            found.append(tuple(assigned.tolist()))
+    return found

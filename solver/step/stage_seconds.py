@@ -227,17 +227,28 @@ def _interleaved_period(
     pp, vpp = splits.pp[row], splits.vpp[row]
     last = np.argmax(has_head, axis=0), np.arange(len(row))
     held = np.maximum(layers[last], 1.0)
+    group = group_of(pp, splits.micro_batch_group[row])
     if chunks:
-        in_chunk = np.full(len(row), float(chunks[-1]))
-    else:
-        loss = splits.account_for_loss_in_pipeline_split[row]
-        in_chunk = (held + loss) / vpp - loss
+        return np.maximum(seconds.max(axis=0), _in_step(stages, np.reshape(chunks, (-1, int(pp[0]))), group))
+    loss = splits.account_for_loss_in_pipeline_split[row]
+    in_chunk = (held + loss) / vpp - loss
     of_layers = seconds[last] - stages.ends.head
     chunk = of_layers * in_chunk / held + stages.ends.head
     others = np.where(has_head > 0, 0.0, seconds).max(axis=0)
-    group = group_of(pp, splits.micro_batch_group[row])
     found: np.ndarray = interleaved_period(vpp, group, others, chunk, seconds[last] - chunk)
     return found
+
+
+def _in_step(stages: PipelineStages, layers: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return the seconds of a micro batch at the pace of the slowest stage in each chunk, as in interleaved_period: [layouts].
+
+    layers: of the chunks, [chunks of a stage, stages]; a layer takes what it takes on average.
+    """
+    each = (stages.filling - stages.ends.embedding - stages.ends.head - stages.sends.filling) / max(layers.sum(), 1)
+    in_chunk = each * layers[..., None]  # [chunks, stages, layouts]
+    in_chunk[0, 0] += stages.ends.embedding
+    in_chunk[-1, -1] += stages.ends.head
+    return np.asarray(stages.sends.between + in_chunk.max(axis=1).sum(axis=0) - each * layers.mean() / group)
 
 
 def stage_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:

@@ -190,6 +190,8 @@ def test_a_layout_that_no_file_of_its_framework_states_is_named(
         ("search --max-tp 0", "--max-tp is 0; it must be a positive whole number"),
         ("search --export x.foo", "--export x.foo: a layout of internevo-2024 is written as .py"),
         ("--world_size 64", "the command comes first: foretrain COMMAND --world_size ..."),
+        ("search --max_tp 0", "--max-tp is 0; it must be a positive whole number"),
+        ("search --world-size 0", "world_size is 0; it must be a whole number"),
         ("search --health x.log", "unrecognized arguments: --health x.log"),
         ("search --framework megatron-core-0.99", "'0.99' of 'megatron-core-0.99' is no release that is described"),
     ],

@@ -16,7 +16,7 @@ from predictor.accuracy.crossval_comm import collective_scores
 from predictor.accuracy.pictures_comm import draw
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveModel
-from predictor.network.collective_points import OPS, completed, inside_bound, measured_points, node_points, stated_points
+from predictor.network.collective_points import OPS, completed, inside_bound, measured_points, node_points
 from predictor.network.curves import Curves
 from predictor.network.fit import fit_network, network_rows, predict_rows
 from predictor.network.measured_groups import MeasuredGroups
@@ -360,16 +360,3 @@ def test_a_pair_of_a_mesh_needs_no_more_over_nodes_than_in_one() -> None:
     alone = mesh.predict("all_gather", size, 2, 1).seconds
     groups = mesh.groups("all_gather", size, two, np.full(1, 64.0), np.full(1, 50e9), alone)
     assert groups.inside == pytest.approx(alone, rel=1e-12)
-
-
-def test_half_of_an_all_reduce_takes_no_longer_than_all_of_it() -> None:
-    # start-up times of a profile's constants, 130 us against 30: below the sizes where rates decide the all-reduce's counts
-    def constants(latency: float, traffic: float) -> dict[int, dict[str, float]]:
-        return {2: {"bandwidth": 20e9, "traffic": traffic, "latency": latency}}
-
-    found = stated_points({
-        "all_reduce": constants(30e-6, 2.0), "reduce_scatter": constants(130e-6, 1.0), "all_gather": constants(20e-6, 1.0),
-    })  # fmt: skip
-    (sizes, whole), (_, half), (_, gathered) = (found[op, 2] for op in ("all_reduce", "reduce_scatter", "all_gather"))
-    assert (half <= whole).all() and half[0] == whole[0] == pytest.approx(30e-6 + sizes[0] / 10e9)
-    assert half[-1] == pytest.approx(130e-6 + sizes[-1] / 20e9) and gathered[0] == pytest.approx(20e-6 + sizes[0] / 20e9)

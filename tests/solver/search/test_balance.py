@@ -16,6 +16,7 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.command_line import main
 from solver.formats.config_file import load_run_config
+from solver.report.timeline import step_timeline
 from solver.search.balance import _moved, balanced
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
@@ -83,6 +84,17 @@ def test_the_command_line_says_what_it_brings(tmp_path: Path, capsys: pytest.Cap
 def test_a_layer_moves_from_the_largest_chunk_of_a_stage_to_the_smallest_of_another() -> None:
     # four stages of two chunks; the fourth has one layer and three
     chunks = (2, 2, 2, 1, 2, 2, 2, 3)
-    assert _moved(chunks, 4, 3, 0) == (3, 2, 2, 1, 2, 2, 2, 2)
-    assert _moved(chunks, 4, 0, 3) == (1, 2, 2, 2, 2, 2, 2, 3)
-    assert _moved((0, 1), 2, 0, 1) is None, "an empty stage gives none"
+    assert _moved(chunks, 4, 3, 0) == [(3, 2, 2, 1, 2, 2, 2, 2), (2, 2, 2, 1, 3, 2, 2, 2)]  # or between the last ones
+    assert _moved(chunks, 4, 0, 3) == [(1, 2, 2, 2, 2, 2, 2, 3), (2, 2, 2, 1, 1, 2, 2, 4)]
+    assert _moved((0, 1), 2, 0, 1) == [], "an empty stage gives none"
+
+
+def test_layers_beside_the_head_balance_interleaved_stages(h100_model: CostModel) -> None:
+    """Eight chunks of one layer, and a head as long as two: the layers that run beside it, not any, make room for it."""
+    model = load_run_config("configs/models/llama3_8b.json").model
+    problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16")
+    even = search(problem, 1024, top=1, fixed={"pp": 4, "vpp": 8, "tp": 1, "cp": 1}).best
+    found = balanced(even, 0)
+    simulated = [step_timeline(one, 0).seconds for one in (even, found.solutions)]
+    assert found.seconds / found.before < 0.93 and simulated[1] / simulated[0] < 0.93
+    assert [found.before, found.seconds] == pytest.approx(simulated, rel=0.01)
