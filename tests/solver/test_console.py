@@ -47,7 +47,7 @@ def test_predict_has_no_options_of_a_search() -> None:
 
 
 def test_measure_passes_its_options_on() -> None:
-    done = foretrain("measure", "--nproc-per-node", "2", "--budget", "-1")
+    done = foretrain("measure", "--nproc-per-node", "1", "--budget", "-1")  # under torchrun: tests of the harness
     assert done.returncode and "gen_profiler_data.py: --budget is -1 minutes; it must be positive\n" in done.stderr
     helped = foretrain("measure", "--help")
     assert helped.returncode == 0 and "usage: gen_profiler_data.py" in helped.stdout
