@@ -11,11 +11,11 @@ import numpy as np
 from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.flash_attn import FlashAttnModel, is_serving, main_rows, shape_of
-from predictor.kernels.linear import LinearModel, own_forward_rows
+from predictor.kernels.flash_attn import FlashAttnModel, main_rows, mostly_serving, shape_of
+from predictor.kernels.linear import LinearModel, is_training_like, own_forward_rows
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.residual import ROWS_FOR_TREES
-from profiler.profile.profile import Profile, Table
+from profiler.profile.profile import Profile, Table, gemm_flops
 
 #: Sizes held out to test between and next to the measured model dims, and between measured lengths.
 UNSEEN_DIMS = (2560, 3584, 5120, 10240)
@@ -91,8 +91,8 @@ def linear_scores(profile: Profile) -> list[Score]:
     prediction only to the rows of the regime, which favours it.
     """
     rows, family = linear_rows(profile), linear_family(profile)
-    flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
-    training_like = (rows["m"] >= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
+    flops = gemm_flops(rows)
+    training_like = is_training_like(rows["m"], rows["n"], rows["k"])
 
     def predict(fitted: Table, asked: Table) -> Estimate:
         return LinearModel.fit(fitted, profile.device).predict(asked["m"], asked["n"], asked["k"], dtype=family)
@@ -112,8 +112,8 @@ def quantised_linear_scores(profile: Profile) -> list[Score]:
     rows, others = quantised_linear_rows(profile), linear_rows(profile)
     if not len(rows):
         return []
-    flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
-    training_like = (rows["m"] >= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
+    flops = gemm_flops(rows)
+    training_like = is_training_like(rows["m"], rows["n"], rows["k"])
 
     def predict(fitted: Table, asked: Table) -> Estimate:
         columns = {name: np.concatenate([others[name], fitted[name]]) for name in others.columns}
@@ -134,7 +134,7 @@ def flash_attn_scores(profile: Profile) -> list[Score]:
     if not len(rows):
         return []
     flops = shape_of(rows).flops
-    serving = bool(is_serving(rows["source"]).mean() > 0.5)
+    serving = mostly_serving(rows)
 
     def predict(fitted: Table, asked: Table) -> Estimate:
         return FlashAttnModel.fit(fitted, profile.device).predict(*shape_of(asked), serving=serving)

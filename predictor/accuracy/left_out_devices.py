@@ -13,7 +13,7 @@ from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
 from predictor.estimate import Estimate
 from predictor.fitted import cost_model
-from predictor.kernels.flash_attn import is_serving, main_rows, shape_of
+from predictor.kernels.flash_attn import main_rows, mostly_serving, shape_of
 from predictor.network.collective_points import node_points
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS
@@ -70,7 +70,7 @@ def _predictions(profile: Profile, base: CostModel, found: CostModel) -> Iterato
     rows = main_rows(profile.table("flash_attn"))
     rows = rows.where(rows["seq_q"] >= LEAST_TOKENS)
     if len(rows) > 2 * OWN_POINTS:
-        serving = bool(is_serving(rows["source"]).mean() > 0.5)
+        serving = mostly_serving(rows)
         estimates = [model.attention.predict(*shape_of(rows), serving=serving) for model in (found, base)]
         peaks = other.peak_flops["bf16"] / device.peak_flops["bf16"]
         yield "flash_attn", rows["seconds"], _less_certain(estimates[0], found, "attention"), estimates[1].seconds * peaks

@@ -25,7 +25,7 @@ from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
 from predictor.estimate import Estimate
 from predictor.kernels.attn_physics import AttnPhysics
-from predictor.kernels.flash_attn import FlashAttnModel, is_serving, shape_of
+from predictor.kernels.flash_attn import FlashAttnModel, is_serving, mostly_serving, shape_of
 from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def draw_attention(
     fit: FlashAttnModel, rows: Table, table: Table, device: str, scores: Sequence[Score], path: Path
 ) -> Path:  # fmt: skip
     """Write the picture; returns ``path``. rows: the forward rows of the main kernel; table: all rows of attention."""
-    serving = bool(is_serving(rows["source"]).mean() > 0.5)
+    serving = mostly_serving(rows)
     kernel = str(rows["kernel"][0]).replace("_", " ") or "kernel not named"
     title = f"Fused attention ({formats(rows)}, forward; {kernel}) on {device}{few(len(rows), fit.physics == AttnPhysics())}"
     figure = new_figure(title, said_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.estimate import Estimate
-from predictor.kernels.linear import FULL_ACCUMULATION, LAYOUT_PRIOR, Layout, is_hopper
+from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.linear import FULL_ACCUMULATION, LAYOUT_PRIOR, is_hopper
 from profiler.profile.profile import Device
 
 #: Time of a forward pass over that with one scale for each tensor, and the standard deviation of its logarithm: the median of

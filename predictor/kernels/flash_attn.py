@@ -65,7 +65,7 @@ class FlashAttnModel:
         if not len(rows):
             return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none(), device.exponentials)
         shape, seconds = shape_of(rows), rows["seconds"]
-        serving = bool(is_serving(rows["source"]).mean() > 0.5)
+        serving = mostly_serving(rows)
         enough = len(rows) >= _ROWS_FOR_PHYSICS
         physics = fit_attn_physics(machine, shape, seconds, serving, constants) if enough else AttnPhysics()
         times = attn_times(physics, machine, shape)
@@ -222,6 +222,11 @@ def _measured_dtype(table: Table) -> np.ndarray:
 def is_serving(source: np.ndarray) -> np.ndarray:
     """True for rows of SERVING_SOURCES; shape [rows]."""
     return starts_with(source, SERVING_SOURCES)
+
+
+def mostly_serving(rows: Table) -> bool:
+    """Return whether most rows are of SERVING_SOURCES."""
+    return bool(is_serving(rows["source"]).mean() > 0.5)
 
 
 def _measured_calls(table: Table, kernel: str) -> MeasuredTimes:

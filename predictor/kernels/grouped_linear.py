@@ -20,7 +20,8 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate, std_of_errors
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.linear import Layout, LinearModel
+from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
+from predictor.kernels.gemm_layout import Layout
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
 from predictor.kernels.known_constants import KnownConstants
 from predictor.kernels.linear_features import coordinates, features_of
@@ -19,15 +19,6 @@ from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import shape_keys
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
-
-
-class Layout(IntEnum):
-    """Which GEMM of a linear layer: x W^T, dy W, dy^T x, named by how BLAS reads the two operands."""
-
-    TN = 0  #: forward
-    NN = 1  #: input gradient
-    NT = 2  #: weight gradient
-
 
 #: Rows whose source starts with one of these were timed by a different laboratory than the tables that the fits use.
 OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
@@ -225,6 +216,11 @@ def _sizes(table: Table) -> list[np.ndarray]:
     return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
 
 
+def is_training_like(m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Return which GEMMs are of sizes that training has: tokens of a micro batch, widths of a model; shape [rows]."""
+    return (m >= 1024) & (n >= 512) & (k >= 512)
+
+
 def is_hopper(device: Device) -> bool:
     """Whether tensor cores read operands of other than 16 bits along k only: chips with fp8 before the block-scaled formats."""
     return "fp8" in device.peak_flops and device.transposes_fp8 and not device.link_kind.startswith("xGMI")
@@ -255,7 +251,7 @@ def _fit_part(
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
     features, off_bare = features_of(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
-    weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
+    weights = np.where(is_training_like(*sizes[:3]), 2.0, 1.0)
     residual = fit_residual(features, coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
     bare = _Part(physics, machine, residual, MeasuredTimes.none(), prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, _measured_shapes(table, machine), *_layout_factors(table, bare))

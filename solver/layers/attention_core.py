@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.kernels.attn_physics import QUERY_TILE
+from predictor.kernels.gemm_layout import Layout
 from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
@@ -198,7 +199,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
     batch = shapes.keys.micro_batch_size * shapes.heads
 
-    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: int) -> Op:
+    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: Layout) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         again = ATTENTION_CORE if phase == FORWARD else ()
         return Op(name, ATTENTION, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
@@ -215,15 +216,15 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     dropout = memory_bound("dropout", ATTENTION, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
         *kv_gather(shapes),
-        gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
+        gemm("scores", FORWARD, seq_q, seq_kv, d, Layout.TN),
         *(soft_cap_ops(shapes, "scores", ATTENTION, probabilities, ATTENTION_CORE) if shapes.model.capped_scores else []),
         *softmax,
         *dropout,
-        gemm("context", FORWARD, seq_q, v, seq_kv, 1),
-        gemm("context", INPUT_GRAD, seq_q, seq_kv, v, 0),
-        gemm("context_values", INPUT_GRAD, seq_kv, v, seq_q, 2),  # no weights: nothing of it can be postponed
-        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, 1),
-        gemm("scores_keys", INPUT_GRAD, seq_kv, d, seq_q, 2),
+        gemm("context", FORWARD, seq_q, v, seq_kv, Layout.NN),
+        gemm("context", INPUT_GRAD, seq_q, seq_kv, v, Layout.TN),
+        gemm("context_values", INPUT_GRAD, seq_kv, v, seq_q, Layout.NT),  # no weights: nothing of it can be postponed
+        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, Layout.NN),
+        gemm("scores_keys", INPUT_GRAD, seq_kv, d, seq_q, Layout.NT),
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.kernels.dtypes import BLOCKWISE
+from predictor.kernels.gemm_layout import Layout
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,
@@ -26,7 +27,7 @@ from solver.spec.recipes import FP32, HALF
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
 
-_LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.kernels.linear.Layout
+_LAYOUTS = {FORWARD: Layout.TN, INPUT_GRAD: Layout.NN, WEIGHT_GRAD: Layout.NT}
 
 
 def linear(

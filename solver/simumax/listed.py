@@ -11,8 +11,9 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
+from predictor.kernels.gemm_layout import Layout
 from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
-from predictor.kernels.linear import Layout, LinearModel
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes
 from predictor.kernels.shape_keys import shape_keys

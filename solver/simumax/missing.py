@@ -8,8 +8,8 @@ import numpy as np
 
 from predictor.estimate import Basis
 from predictor.kernels.dtypes import FAMILIES
+from predictor.kernels.gemm_layout import Layout
 from predictor.kernels.grouped_linear import PASSES
-from predictor.kernels.linear import Layout
 from solver.layers.program import FLASH_ATTN, GROUPED_LINEAR, LINEAR, Op
 from solver.simumax.pricing import Priced
 from solver.simumax.shapes import STAGES

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from predictor.kernels.gemm_layout import Layout
 from solver.layers.moe import MODULE, ROUTER
 from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, LINEAR, LINEARS, Op
 from solver.layers.recompute import weight_gemms
@@ -140,7 +141,7 @@ def _flops(found: Matrices) -> np.ndarray:
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
     return [
         Op(
-            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "batch": 1, "layout": 0, "accumulate": 0},
+            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "batch": 1, "layout": Layout.TN, "accumulate": 0},
             count=STEPS * times * number,
         )
         for m, n, k, times in _products(found)

@@ -11,7 +11,8 @@ from toy import DEVICE
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.flash_attn import FlashAttnModel
-from predictor.kernels.linear import Layout, LinearModel
+from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_times import UNSTATED_UNCERTAINTY, MeasuredTimes
 from predictor.kernels.shape_keys import shape_keys
 from profiler.profile.profile import Table

@@ -13,9 +13,10 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
+from predictor.kernels.gemm_layout import Layout
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import Layout, LinearModel
+from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Device, Table
 
 DEVICE = Device("test", {"bf16": 1e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
