@@ -90,10 +90,10 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
     model = model_of(name)
     runs = [
         run.replace(recompute_layers=-1, zero_shard_size=run.dp if run.zero else 1)  # nanotron has no other
-        for run in layouts_of(model, "nanotron", 80, **constants)
+        for run in layouts_of(model, "nanotron", 55, **constants)
     ]
     came, refused = round_trips(model, runs, ".yaml", tmp_path)
-    assert came > 50 and set(refused) <= {"recompute", "zero"}
+    assert came > 33 and set(refused) <= {"recompute", "zero"}
     assert_same_estimate(model, runs[:6])
 
 

@@ -82,13 +82,13 @@ def test_a_shard_degree_that_is_left_open_follows_from_the_gpus(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["llama3_8b", "internlm2_7b"])
 def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    runs = layouts_of(model, framework, 60, cp_comm="allgather", compile=name == "internlm2_7b")
+    runs = layouts_of(model, framework, 45, cp_comm="allgather", compile=name == "internlm2_7b")
     came, refused = round_trips(model, runs, ".toml", tmp_path)
     # the rest is what torchtitan does not run: whole activations, shards across cp, replicas beside other parallelism, shares
     # of recomputed layers that are not every n-th, in 2024 several batches a step, compiled V-shaped schedules, and 1F1B of
     # fewer micro batches than stages
     known = {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches", framework}
-    assert came > 30 and set(refused) <= known
+    assert came > 22 and set(refused) <= known
     assert_same_estimate(model, runs[:6])
 
 
