@@ -229,7 +229,11 @@ def _interleaved_period(
     held = np.maximum(layers[last], 1.0)
     group = group_of(pp, splits.micro_batch_group[row])
     if chunks:
-        return np.maximum(seconds.max(axis=0), _in_step(stages, np.reshape(chunks, (-1, int(pp[0]))), group))
+        stated: np.ndarray = seconds.max(axis=0)
+        for size in np.unique(pp).tolist():  # the same chunks may be those of other stages
+            in_step = _in_step(stages, np.reshape(chunks, (-1, size)), group)
+            stated = np.where(pp == size, np.maximum(stated, in_step), stated)
+        return stated
     loss = splits.account_for_loss_in_pipeline_split[row]
     in_chunk = (held + loss) / vpp - loss
     of_layers = seconds[last] - stages.ends.head

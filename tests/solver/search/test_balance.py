@@ -98,3 +98,14 @@ def test_layers_beside_the_head_balance_interleaved_stages(h100_model: CostModel
     simulated = [step_timeline(one, 0).seconds for one in (even, found.solutions)]
     assert found.seconds / found.before < 0.93 and simulated[1] / simulated[0] < 0.93
     assert [found.before, found.seconds] == pytest.approx(simulated, rel=0.01)
+
+
+def test_the_chunks_of_a_layout_string_may_be_those_of_few_stages_or_of_many(h100_model: CostModel) -> None:
+    model = load_run_config("configs/models/llama3_8b.json").model
+    constants = {"framework": "megatron-core", "precision": "bf16", "pipeline_layout": "Et|(t|)*28t*2|t|L"}
+    found = search(make_problem(model, 64, h100_model, 4096, **constants), 1024, top=50).best
+    pipelines = {(int(pp), int(vpp)): i for i, (pp, vpp) in enumerate(zip(*(getattr(found.layouts.splits, name)[found.layouts.row]
+                 for name in ("pp", "vpp")), strict=True))}  # fmt: skip
+    assert {(2, 16), (4, 8)} <= pipelines.keys()
+    for index in pipelines.values():
+        assert found.times.seconds[index] == pytest.approx(step_timeline(found, index).seconds, rel=0.01)
