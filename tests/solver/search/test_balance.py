@@ -104,8 +104,8 @@ def test_the_chunks_of_a_layout_string_may_be_those_of_few_stages_or_of_many(h10
     model = load_run_config("configs/models/llama3_8b.json").model
     constants = {"framework": "megatron-core", "precision": "bf16", "pipeline_layout": "Et|(t|)*28t*2|t|L"}
     found = search(make_problem(model, 64, h100_model, 4096, **constants), 1024, top=50).best
-    pipelines = {(int(pp), int(vpp)): i for i, (pp, vpp) in enumerate(zip(*(getattr(found.layouts.splits, name)[found.layouts.row]
-                 for name in ("pp", "vpp")), strict=True))}  # fmt: skip
+    layouts = [found.layouts.strategy(index, found.problem.run) for index in range(len(found))]
+    pipelines = {(layout.pp, layout.vpp): index for index, layout in enumerate(layouts)}
     assert {(2, 16), (4, 8)} <= pipelines.keys()
     for index in pipelines.values():
         assert found.times.seconds[index] == pytest.approx(step_timeline(found, index).seconds, rel=0.01)
