@@ -19,7 +19,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's, but an option that is not known is an error of the command that it was given to, one before the
         command is named as such, and hyphens and underscores in options are one spelling."""
-        args = [self._spelt(word) for word in (sys.argv[1:] if args is None else args)]
+        args = self._spelt(sys.argv[1:] if args is None else args)
         first = next(iter(args), "")
         if self._commands() and first.startswith("--") and first not in self._option_string_actions:
             self.error(f"the command comes first: {self.prog} COMMAND {first} ...")
@@ -31,12 +31,16 @@ class ArgumentParser(argparse.ArgumentParser):
             command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found
 
-    def _spelt(self, word: str) -> str:
-        """Return an option as it was added."""
-        name, equals, value = word.partition("=")
+    def _spelt(self, words: Sequence[str]) -> list[str]:
+        """Return words with options as they were added."""
         parsers = (self, *self._commands().values())
         known = {option.replace("_", "-"): option for parser in parsers for option in parser._option_string_actions}
-        return known.get(name.replace("_", "-"), name) + equals + value if word.startswith("--") else word
+
+        def one(word: str) -> str:
+            name, equals, value = word.partition("=")
+            return known.get(name.replace("_", "-"), name) + equals + value if word.startswith("--") else word
+
+        return [one(word) for word in words]
 
     def _commands(self) -> dict[str, argparse.ArgumentParser]:
         return {

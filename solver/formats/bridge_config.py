@@ -15,12 +15,12 @@ from solver.formats.bridge_names import (
     DESCRIBED,
     INVERTED,
     KNOWN,
+    LEFT_OUT_KEYS,
     MOMENTS,
     NAMED_ALIKE,
     OVERLAPS,
     RECIPES,
     SWITCHES,
-    UNFUSED,
     VALUES,
 )
 from solver.formats.bridge_recipe import over_recipe
@@ -107,9 +107,9 @@ def _over_model(beside: ModelSpec, model: SectionReader, stated: Flags) -> Flags
 def _left_out(file: SectionReader) -> list[str]:
     """Return in words what is stated and left out of the estimate: kernels that are not fused, and buckets of another size."""
     found = []
-    for dotted, what in UNFUSED.items():
+    for dotted, what in LEFT_OUT_KEYS.items():
         section, key = dotted.split(".")
-        value = file.section(section).get(key) if key in file.section(section) else None
+        value = file.section(section).get(key)
         if value is False or (value and not isinstance(value, bool)):
             found.append(f"left out of the estimate: {what} ({dotted} {value})")
     return found

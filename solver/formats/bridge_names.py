@@ -185,11 +185,11 @@ KNOWN: Known = keys(
         "data_parallel_size align_param_gather bucket_size tp_comm_bootstrap_backend overlap_param_gather_with_optimizer_step"
     ),
 )
-#: Switch that is on unless stated -> what is left out of the estimate without it; flags that say the same are Megatron's.
-UNFUSED: Mapping[str, str] = {
-    "model.apply_rope_fusion": "the kernels of an unfused rotary embedding",
+#: Dotted key -> what is left out of the estimate where it is false or a number; flags that say the same are Megatron's.
+LEFT_OUT_KEYS: Mapping[str, str] = {
+    "model.apply_rope_fusion": LEFT_OUT["no-rope-fusion"],
     "model.bias_activation_fusion": "the kernels of an unfused activation",
-    "model.bias_dropout_fusion": "the kernels of unfused biases and residuals",
+    "model.bias_dropout_fusion": LEFT_OUT["no-bias-dropout-fusion"],
     "ddp.bucket_size": LEFT_OUT["ddp-bucket-size"],
 }
 _OFF = (False, None, "none")

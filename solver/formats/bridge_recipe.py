@@ -7,6 +7,7 @@ perf_recipes/qwen, training/mixed_precision.py (MixedPrecisionConfig.setup), as 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from solver.formats.literal_python import Section
@@ -29,24 +30,16 @@ def over_recipe(sections: Section, experts: bool, where: str) -> tuple[Section, 
     experts: whether the recipe's model has them.
     """
     file = SectionReader(sections, "", where, set())
-    model = {**_MODEL, **(_EXPERTS if experts else {}), **(_dispatcher(file.section("model")) if experts else {})}
-    found, words = _copied(sections), list[str]()
-    for name, usual in (("ddp", _sharding(file)), ("model", model)):
-        section = _copied(sections[name] if file.section(name) and name in sections else Section())
+    of_experts = {**_EXPERTS, **_dispatcher(file.section("model"))} if experts else {}
+    found, words = deepcopy(sections), list[str]()
+    for name, usual in (("ddp", _sharding(file)), ("model", {**_MODEL, **of_experts})):
+        section = found[name] = found.get(name) or Section()
         missing = {key: value for key, value in usual.items() if key not in section}
         section.update(missing)
         words += [f"{key} {value}" for key, value in missing.items()]
-        found.put(name, section, sections.lines.get(name, 0))
     notes = (f"the file changes a recipe, which is taken to have {', '.join(words)}",) if words else ()
     narrow = not file.section("ddp").flag("grad_reduce_in_fp32", True) and "mixed_precision" not in sections
     return found, (*notes, *((_PRECISION_DECIDES,) if narrow else ()))
-
-
-def _copied(section: Section) -> Section:
-    found = Section()
-    for key, value in section.items():
-        found.put(key, value, section.lines.get(key, 0))
-    return found
 
 
 def _sharding(file: SectionReader) -> Mapping[str, Any]:

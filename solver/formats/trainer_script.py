@@ -61,7 +61,7 @@ _NEUTRAL = keys(
     "weight_decay"
 )
 #: The others, which do: a run that turns one on is not described.
-_DESCRIBED_OFF = keys(
+_NOT_DESCRIBED = keys(
     "adafactor auto_find_batch_size config_overrides ddp_bucket_cap_mb fsdp fsdp_config fsdp_min_num_params "
     "fsdp_transformer_layer_cls_to_wrap full_determinism jit_mode_eval label_smoothing_factor liger_kernel_config "
     "mp_parameters neftune_noise_alpha no_cuda optim_args optim_target_modules parallelism_config per_gpu_eval_batch_size "
@@ -104,9 +104,9 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
         plain = name.lstrip("-")
         if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
             continue
-        if plain in _DESCRIBED_OFF or name == "--tf32":
+        if plain in _NOT_DESCRIBED or name == "--tf32":
             raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
-        known = [f"--{other}" for other in (*_NEUTRAL, *_DESCRIBED_OFF)]
+        known = [f"--{other}" for other in (*_NEUTRAL, *_NOT_DESCRIBED)]
         raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")
     return found, tuple(name for name in given if name not in read)
 

@@ -225,8 +225,6 @@ def _interleaved_period(
     """
     row, splits = stages.layouts.row, stages.terms.splits
     pp, vpp = splits.pp[row], splits.vpp[row]
-    last = np.argmax(has_head, axis=0), np.arange(len(row))
-    held = np.maximum(layers[last], 1.0)
     group = group_of(pp, splits.micro_batch_group[row])
     if chunks:
         stated: np.ndarray = seconds.max(axis=0)
@@ -234,6 +232,8 @@ def _interleaved_period(
             in_step = _in_step(stages, np.reshape(chunks, (-1, size)), group)
             stated = np.where(pp == size, np.maximum(stated, in_step), stated)
         return stated
+    last = np.argmax(has_head, axis=0), np.arange(len(row))
+    held = np.maximum(layers[last], 1.0)
     loss = splits.account_for_loss_in_pipeline_split[row]
     in_chunk = (held + loss) / vpp - loss
     of_layers = seconds[last] - stages.ends.head
