@@ -110,7 +110,7 @@ def _both_ends_of_the_middle(columns: PipelineColumns, work: StageWork) -> tuple
     last = columns.pp - 1
     further = np.where((work.number > 0) & (work.number < last), last - 1 - work.number, 0)
     short = work.later - further * work.each
-    of_last = np.take_along_axis(work.each, np.argmax(work.number, axis=0)[None, None], axis=1)
+    of_last = _of_last(work)[:, None]
     return (
         np.concatenate([work.each, work.each], axis=1),
         np.concatenate([work.later, np.where(further > 0, np.minimum(short, of_last), work.later)], axis=1),
@@ -119,35 +119,89 @@ def _both_ends_of_the_middle(columns: PipelineColumns, work: StageWork) -> tuple
     )
 
 
-def interleaved_seconds(micro_batches: Any, vpp: Any, total: Any, slowest: Any, period: Any = None) -> Any:
-    """Return the same for interleaved stages; arguments broadcast.
+def interleaved_seconds(
+    columns: PipelineColumns,
+    vpp: np.ndarray,
+    group: np.ndarray,
+    work: StageWork,
+    head_chunk: np.ndarray,
+    embedding: np.ndarray | float = 0.0,
+    in_step: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return the same for interleaved stages: [layouts].
 
-    total: forward plus backward of one micro batch summed over all stages. slowest: the same for the slowest stage. period: of
-    interleaved_period where chunks are unequal, else that of the slowest stage. Filling and draining are shortened by vpp
-    (Narayanan et al. 2021, arXiv 2104.04473); exact for equal chunks.
+    group: micro batches that run through a chunk before the next. head_chunk: seconds of the last stage's last chunk.
+    embedding: of the first stage's first chunk, what others do not have. in_step: what in_step_seconds returns for all stages,
+    where their chunks are of any number of layers; else those of a stage are equal, but for embedding and head.
+
+    A path on one stage begins after the first chunks of those before it, and may go down to the last stage and back with the
+    first micro batch's last chunk, with the last one's, or both. The stage runs 2 n passes meanwhile, which such a path skips,
+    n stages ahead of the last. Paths that change stages: in_step_seconds. Derived from the order of passes (Narayanan et al.
+    2021, arXiv 2104.04473; Megatron-Core's schedules.py). Exact for equal chunks; where the last stage's last chunk differs
+    within 6% of the event simulation, 0.5% on average (tests/solver/schedule/test_closed_forms.py).
     """
-    return micro_batches * (slowest if period is None else period) + (total - slowest) / vpp
+    m, last = columns.num_micro_batches, columns.pp - 1
+    each, later, number = _with_one_before_the_last(columns, work)
+    both, after, n = each.sum(axis=0), later.sum(axis=0), last - number
+    total, of_last = work.total.sum(axis=0), _of_last(work).sum(axis=0)
+    ahead = (total - both - after) / vpp
+    down = np.where(n > 0, (after - of_last) / vpp + head_chunk, 0.0)
+    most = np.maximum(m * vpp - (vpp - 1) * group - 1, 0)  # forwards after the first micro batch's, backwards before the last's
+    beside = np.minimum(2 * n, most)
+    first, second = down - beside * each[FORWARD] / vpp, down - beside * (each[BACKWARD] + each[WEIGHT]) / vpp
+    twice = np.where(2 * n < most, first + second, 0.0)
+    loops = np.maximum(np.maximum(first, second), np.maximum(twice, 0.0))
+    alone = (m * both + ahead + loops).max(axis=0)
+    if in_step is None:
+        one, other = (both - embedding * (number == 0)) / vpp, (of_last - head_chunk) / np.maximum(vpp - 1, 1)
+        of_stages = in_step_seconds(m, vpp, group, one, head_chunk, other, _crossing(number, n, one, other))
+        in_step = np.where(n > 0, of_stages, 0.0).max(axis=0)
+    return np.maximum(alone, np.where(in_step > 0, in_step + (total - of_last) / vpp, 0.0))
 
 
-def interleaved_period(vpp: Any, group: Any, others: Any, chunk: Any, rest: Any) -> Any:
-    """Return the seconds from one micro batch to the next in the steady state of interleaved stages; arguments broadcast.
+def _crossing(number: np.ndarray, n: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the seconds that a path gains where it changes from the last stage to another one and back: [stages, layouts].
 
-    group: micro batches that run through a chunk before the next. others: forward plus backward of a micro batch on the slowest
-    stage but the last one, whose chunks are equal. chunk, rest: on the last stage, of its last chunk, which holds the head, and
-    of its other ones, which are equal.
-
-    All stages run the same chunk at about the same time, so that each passes at the pace of the stage that is slowest in it: a
-    head that one chunk of the last stage holds slows the others down though their layers are as many in sum. A path that leaves
-    the last stage for the one before it and comes back gains one pass of that in a group. Derived from the order of passes
-    (Megatron-Core's schedules.py); from four groups of micro batches on within 6% of the event simulation, 1.3% on average
-    (tests/solver/schedule/test_closed_forms.py).
+    one: of a chunk on that stage, n before the last; other: of the last one's chunks. The path skips the passes that the stage
+    runs meanwhile, two for each stage between them, and has one of each of those: either of the n stages after it, or of those
+    before it, which are next to the last stage's previous chunk.
     """
-    one, several = others / vpp, np.maximum(vpp - 1, 1)
-    other = rest / several
-    crosses = (chunk > one) != (other > one)
-    in_step = np.maximum(chunk, one) + (vpp - 1) * np.maximum(one, other) - crosses * one / group
-    alone = np.maximum(others, chunk + rest)
-    return np.where(vpp > 1, np.maximum(alone, in_step), alone)
+    middle = one[-1]
+    return np.minimum((2 * n - 1) * one - (n - 1) * middle, 2 * (number + 1) * one - number * middle - other)
+
+
+def _with_one_before_the_last(columns: PipelineColumns, work: StageWork) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ``each``, ``later`` and ``number`` of the stages and of an average middle one before the last."""
+    of_last, middle = _of_last(work), np.maximum(columns.pp - 2, 1)
+    average = np.where(columns.pp > 2, (work.total - work.each[:, 0] - of_last) / middle, of_last)
+    behind = np.where(columns.pp > 2, of_last, 0.0)
+    number = np.where(columns.pp > 2, columns.pp - 2, columns.pp - 1)
+    return (
+        np.concatenate([work.each, average[:, None]], axis=1),
+        np.concatenate([work.later, behind[:, None]], axis=1),
+        np.concatenate([work.number, number[None]]),
+    )
+
+
+def _of_last(work: StageWork) -> np.ndarray:
+    """Return the passes of the last stage: [3, layouts]."""
+    return np.take_along_axis(work.each, np.argmax(work.number, axis=0)[None, None], axis=1)[:, 0]
+
+
+def in_step_seconds(micro_batches: Any, vpp: Any, group: Any, one: Any, head_chunk: Any, other: Any, crossing: Any) -> Any:
+    """Return the seconds of all micro batches on interleaved stages in step, without filling; arguments broadcast.
+
+    group, head_chunk: as in interleaved_seconds. one, other: forward plus backward of a chunk on a stage whose chunks are
+    equal, and of the last stage's other chunks. crossing: what a path gains that changes to the last stage and back.
+
+    0 where one of the two is the slower in all chunks. All stages run the same chunk at about the same time, so that each
+    passes at the pace of the stage that is slowest in it: a head that one chunk of the last stage holds slows the others down
+    though their layers are as many in sum. Paths change stages between two groups where the last chunk is the slow one, else
+    in each.
+    """
+    crossings = np.ceil(micro_batches / group) - (head_chunk > one)
+    in_step = micro_batches * (np.maximum(head_chunk, one) + (vpp - 1) * np.maximum(one, other)) - crossings * crossing
+    return np.where((head_chunk > one) != (other > one), in_step, 0.0)
 
 
 def automatic_pipeline_seconds(

@@ -10,10 +10,10 @@ from solver.schedule.closed_forms import (
     PipelineColumns,
     automatic_pipeline_seconds,
     fixed_order_seconds,
-    interleaved_seconds,
     v_shaped_pipeline_seconds,
 )
 from solver.step.deferred_head import with_deferred
+from solver.step.interleaved import interleaved_pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
@@ -71,10 +71,10 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
         sends_of(problem, terms, layouts),
         recomputed_limit(problem, layouts),
     )
-    slowest = bottleneck(stages, problem.chunks)
+    slowest = bottleneck(stages)
     stage, deferred = slowest.stage, stages.ends.deferred
     offload = _offload(problem, terms, layouts, layer, stage)
-    pipeline = _pipeline(stages, slowest, root, offload, problem.framework.pipeline.waits_for_norm)
+    pipeline = _pipeline(problem, stages, slowest, root=root, offload=offload)
     # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed
     pipeline = pipeline + np.where(overlaps_sends(problem, terms, layouts), 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     if run.defer_embedding_wgrad_compute:
@@ -93,18 +93,24 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     return PipelineTimes(pipeline, parts, stage, layer.hidden, forward, backward + recomputed)
 
 
-def _pipeline(stages: PipelineStages, slowest: Bottleneck, root: np.ndarray, offload: np.ndarray, waits: bool) -> np.ndarray:
+def _pipeline(
+    problem: Problem, stages: PipelineStages, slowest: Bottleneck, *, root: np.ndarray, offload: np.ndarray
+) -> np.ndarray:
     """Return the seconds from the first forward to the last backward pass of a step, by each layout's schedule: [layouts].
 
-    root: seconds that ZeRO-3 adds to a micro batch at the ends. offload: that every stage waits for the host. waits: the stages
-    wait for each other at the end of a step.
+    root: seconds that ZeRO-3 adds to a micro batch at the ends. offload: that every stage waits for the host.
     """
+    waits = problem.framework.pipeline.waits_for_norm  # stages for each other at the end of a step
     splits, row = stages.terms.splits, stages.layouts.row
     columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
     v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]
     seconds = slowest.seconds + root + offload
     total = stages.filling + root + columns.pp * offload
-    found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, seconds, slowest.period + root + offload)
+    found: np.ndarray = columns.num_micro_batches * seconds
+    interleaved = np.flatnonzero(~v_shaped & ~automatic & (vpp > 1))
+    if len(interleaved):
+        of, at = columns.take(interleaved), stages.take(interleaved)
+        found[interleaved] = interleaved_pipeline_seconds(at, of, offload[interleaved], root[interleaved], problem.chunks)
     fixed = np.flatnonzero(~v_shaped & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
         work = stage_work(stages.take(fixed), offload[fixed], root[fixed])

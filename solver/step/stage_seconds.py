@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from solver.schedule.closed_forms import StageWork, interleaved_period
+from solver.schedule.closed_forms import StageWork
 from solver.schedule.kinds import is_schedule
-from solver.schedule.warm_up import group_of, unpaired_micro_batches
+from solver.schedule.warm_up import unpaired_micro_batches
 from solver.spec.choices import SPLIT_BACKWARD
 from solver.spec.strategy import Strategy
 from solver.step.deferred_head import deferred_share
@@ -182,19 +181,15 @@ class PipelineStages:
 
 
 class Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts.
-
-    period: seconds from one micro batch to the next where stages are interleaved.
-    """
+    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts."""
 
     seconds: np.ndarray
-    period: np.ndarray
     send_recv: np.ndarray
     stage: SlowestStage
 
 
-def bottleneck(stages: PipelineStages, chunks: Sequence[int] = ()) -> Bottleneck:
-    """Return the slowest stage, of equal ones the first, else the last. chunks: the layers of each, where they are stated.
+def bottleneck(stages: PipelineStages) -> Bottleneck:
+    """Return the slowest stage, of equal ones the first, else the last.
 
     The first stage stands for middle ones of as many layers where there are any, so it waits for as many sends.
     """
@@ -212,47 +207,7 @@ def bottleneck(stages: PipelineStages, chunks: Sequence[int] = ()) -> Bottleneck
     stage = SlowestStage(
         counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
     )
-    period = _interleaved_period(stages, seconds, counts.sum(axis=1), has_head, chunks)
-    return Bottleneck(seconds[chosen], period, sent[chosen], stage)
-
-
-def _interleaved_period(
-    stages: PipelineStages, seconds: np.ndarray, layers: np.ndarray, has_head: np.ndarray, chunks: Sequence[int]
-) -> np.ndarray:
-    """Return the period of interleaved stages: [layouts].
-
-    seconds, layers, has_head: of the stages that can be the slowest, [stages, layouts].
-    """
-    row, splits = stages.layouts.row, stages.terms.splits
-    pp, vpp = splits.pp[row], splits.vpp[row]
-    group = group_of(pp, splits.micro_batch_group[row])
-    if chunks:
-        stated: np.ndarray = seconds.max(axis=0)
-        for size in np.unique(pp).tolist():  # the same chunks may be those of other stages
-            in_step = _in_step(stages, np.reshape(chunks, (-1, size)), group)
-            stated = np.where(pp == size, np.maximum(stated, in_step), stated)
-        return stated
-    last = np.argmax(has_head, axis=0), np.arange(len(row))
-    held = np.maximum(layers[last], 1.0)
-    loss = splits.account_for_loss_in_pipeline_split[row]
-    in_chunk = (held + loss) / vpp - loss
-    of_layers = seconds[last] - stages.ends.head
-    chunk = of_layers * in_chunk / held + stages.ends.head
-    others = np.where(has_head > 0, 0.0, seconds).max(axis=0)
-    found: np.ndarray = interleaved_period(vpp, group, others, chunk, seconds[last] - chunk)
-    return found
-
-
-def _in_step(stages: PipelineStages, layers: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return the seconds of a micro batch at the pace of the slowest stage in each chunk, as in interleaved_period: [layouts].
-
-    layers: of the chunks, [chunks of a stage, stages]; a layer takes what it takes on average.
-    """
-    each = (stages.filling - stages.ends.embedding - stages.ends.head - stages.sends.filling) / max(layers.sum(), 1)
-    in_chunk = each * layers[..., None]  # [chunks, stages, layouts]
-    in_chunk[0, 0] += stages.ends.embedding
-    in_chunk[-1, -1] += stages.ends.head
-    return np.asarray(stages.sends.between + in_chunk.max(axis=1).sum(axis=0) - each * layers.mean() / group)
+    return Bottleneck(seconds[chosen], sent[chosen], stage)
 
 
 def stage_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:
@@ -262,17 +217,18 @@ def stage_work(stages: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarr
     stage waits for it too.
     """
     row, kinds, splits = stages.layouts.row, stages.terms.stages, stages.terms.splits
-    counts, index, pp = kinds.counts[:, :, row], kinds.index[:, row], splits.pp[row]
+    counts, index, pp, of_chunk = kinds.counts[:, :, row], kinds.index[:, row], splits.pp[row], 1 / splits.vpp[row]
     recomputed, recomputed_of_all = kinds.recomputed(stages.limit, row, counts)
     head, half = kinds.has_head[:, row], stages.sends.between / 2  # a pass waits for one exchange
     each, later = [], []
     for s, (layers, again) in enumerate(zip(*kinds.after(stages.limit, row), strict=True)):
         after = pp - 1 - index[s]
-        sent = (after > 0) * half, (index[s] > 0) * half + everywhere + at_ends
+        sent = (1 - (after == 0) * of_chunk) * half, (1 - (index[s] == 0) * of_chunk) * half + everywhere + at_ends
         each.append(_passes(stages, counts[s], recomputed[s], (kinds.has_embedding[s, row], head[s]), sent))
-        sent = np.maximum(after - 1, 0) * half, after * (half + everywhere)
+        sent = np.maximum(after - of_chunk, 0) * half, after * (half + everywhere)
         later.append(_passes(stages, layers, again, (0.0, (after > 0) * 1.0), sent))
-    sent = stages.sends.filling / 2, stages.sends.filling / 2 + pp * everywhere + at_ends
+    filling = stages.sends.filling / 2 * (pp - of_chunk) / np.maximum(pp - 1, 1)  # of every chunk, not only of the first ones
+    sent = filling, filling + pp * everywhere + at_ends
     total = _passes(stages, np.repeat(kinds.totals[:, None], len(row), axis=1), recomputed_of_all, (1.0, 1.0), sent)
     return StageWork(np.stack(each, axis=1), np.stack(later, axis=1), total, index)
 

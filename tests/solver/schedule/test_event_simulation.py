@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pipelines import interleaved_form
 
 from profiler.errors import InputError
 from solver.schedule import event_simulation
-from solver.schedule.closed_forms import interleaved_seconds
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
@@ -244,7 +244,7 @@ def test_interleaving_with_embedding_and_loss_counted_as_layers(layers: int, pp:
     size = (layers + 2) // (pp * vpp)  # layers of a chunk; the first chunk of the model and its last one hold one less
     chunks = np.full((pp, vpp), float(size))
     chunks[0, 0], chunks[-1, -1] = size - 1 + 0.2, size - 1 + 1.1
-    form = interleaved_seconds(m, vpp, 3 * chunks.sum(), 3 * chunks.sum(axis=1).max())
+    form = interleaved_form(chunks, 2 * chunks, m)
     assert form == pytest.approx(simulate("interleaved", chunks, 2 * chunks, m, vpp).makespan, rel=0.015)
     stages = stage_layers(layers, pp, 0, 0, 1, 1)
     for stage, held_layers in ((0, stages.first), (pp - 1, stages.last)):

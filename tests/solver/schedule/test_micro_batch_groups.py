@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import interleaved_form
 from toy import TINY, all_layouts, make_problem, toy_cost
 
 from profiler.errors import InputError
-from solver.schedule.closed_forms import interleaved_seconds
 from solver.schedule.event_simulation import simulate
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import micro_batches_in_flight
@@ -45,7 +45,8 @@ def test_the_closed_forms_hold(pp: int, vpp: int, larger: int, whole: int, rest:
     assert groups_fit(m, pp, group)
     line = simulate("interleaved", np.full(pp, 1.0 * vpp), np.full(pp, 2.0 * vpp), m, vpp, group=group)
     # as soon as with groups of pp, whose bubble is the shortest that filling and draining leave
-    assert line.makespan == pytest.approx(interleaved_seconds(m, vpp, 3.0 * vpp * pp, 3.0 * vpp))
+    equal = np.ones((pp, vpp))
+    assert line.makespan == pytest.approx(interleaved_form(equal, 2 * equal, m, group))
     for stage in range(pp):
         assert line.in_flight[stage] == pytest.approx(float(micro_batches_in_flight("interleaved", m, pp, vpp, stage, group)))
 
