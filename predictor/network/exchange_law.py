@@ -149,8 +149,8 @@ def kernel_parts(at: Exchange, copies: np.ndarray) -> np.ndarray:
 PRIORS = {
     ("deepep", "dispatch"): ExchangeLaw(30e-6, 1.5e-8, 7e-13, 2.8e-9, 2.1e-12, 20e-6, 1.25, 0.93),
     ("deepep", "combine"): ExchangeLaw(40e-6, 1e-9, 5.5e-12, 1.0e-9, 1.9e-12, 33e-6, 1.7, 0.93),
-    ("hybridep", "dispatch"): ExchangeLaw(30e-6, 1e-9, 1e-13, 7e-9, 1.5e-12, 40e-6, 2.0, 0.75),
-    ("hybridep", "combine"): ExchangeLaw(30e-6, 1e-9, 1e-13, 3e-9, 1.8e-12, 20e-6, 2.0, 0.83),
+    ("hybridep", "dispatch"): ExchangeLaw(30e-6, 1e-9, 1e-13, 7e-9, 1.5e-12, 40e-6, 1.4, 0.90, most_nodes=8.0),
+    ("hybridep", "combine"): ExchangeLaw(30e-6, 1e-9, 1e-13, 3e-9, 1.8e-12, 20e-6, 2.0, 0.89, most_nodes=8.0),
 }
 
 

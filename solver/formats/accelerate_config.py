@@ -158,8 +158,8 @@ def _launched(sections: Section, source: Source, precision: str, sharded: bool) 
                 f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
             )
     given = arguments(words[at + 1 :], script.path)
-    if not sharded:
-        check_parameters(given, script.path)
+    if not sharded or precision == "fp32":
+        check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     return *trainer_fields(given, precision, script.path), syncs_each_batch(given, script)
 
 

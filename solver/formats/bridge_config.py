@@ -137,7 +137,10 @@ def _model(model: SectionReader) -> Flags:
     flags |= {flag: not model.flag(key, True) for flag, key in INVERTED.items()}
     flags |= {flag: model.get(key) for flag, key in NAMED_ALIKE.items() if key in model}
     flags |= _activation(model, bool(flags["swiglu"]))
+    flags["pipeline-model-parallel-layout"] = _layout_text(model)
     flags["attention-backend"] = _backend(model)
+    if _KEY_OF_A_MODEL in model and flags["ffn-hidden-size"] is None:  # transformer_config.py, gated or not
+        flags["ffn-hidden-size"] = 4 * model.whole(_KEY_OF_A_MODEL)
     if flags["num-query-groups"] not in (None, flags["num-attention-heads"]):
         flags["group-query-attention"] = True
     hybrid = model.flag("is_hybrid_model", False)
@@ -167,6 +170,20 @@ def _activation(model: SectionReader, gated: bool) -> Flags:
     if name == "quick_gelu" and gated:
         return {"swiglu": False, "quick-geglu": True}
     return {"squared-relu": True} if name in ("squared_relu", "relu2") else {}
+
+
+#: Modules of a list of chunks -> letters of a layout (pipeline_parallel_layer_layout.py).
+_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+
+def _layout_text(model: SectionReader) -> Any:
+    """Return the layout of the pipeline as Megatron-LM's argument has it, of a list of chunks, each a list of modules, too."""
+    given = model.get("pipeline_model_parallel_layout")
+    if not isinstance(given, list):
+        return given
+    if not all(isinstance(chunk, list) and set(map(str, chunk)) <= _LETTERS.keys() for chunk in given):
+        raise model.wrong("pipeline_model_parallel_layout", f"a text, or lists of {', '.join(_LETTERS)}")
+    return "|".join("".join(_LETTERS[name] for name in chunk) for chunk in given)
 
 
 def _backend(model: SectionReader) -> Any:
@@ -209,6 +226,8 @@ def _precision(file: SectionReader) -> Flags:
         mixed = SectionReader(stated, f"mixed_precision ({name})", file.place, set())
     else:
         mixed = file.section("mixed_precision")
+    if not mixed.flag("fp8_wgrad", True):
+        raise mixed.wrong("fp8_wgrad", "true: weight gradients of an fp8 run in 16 bits are not modelled")
     wide = mixed.flag("grad_reduce_in_fp32", True)
     if "mixed_precision" not in file:
         wide = file.section("ddp").flag("grad_reduce_in_fp32", True)

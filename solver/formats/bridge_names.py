@@ -75,7 +75,7 @@ OF_THE_MODEL = frozenset((
     "hybrid_override_pattern", "is_hybrid_model", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads",
 ))  # fmt: skip
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
-DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
+DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True}
 #: torch's types of what the optimizer keeps -> Megatron's words.
 MOMENTS: Mapping[str, str] = {
     "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
@@ -117,7 +117,7 @@ _NEUTRAL_COMPLETE = (
     "cuda_graph_warmup_steps deallocate_pipeline_outputs disable_bf16_reduced_precision_matmul "
     "embedding_init_method_std enable_autocast factor fp4 fp4_recipe fp8 fp8_amax_compute_algo "
     "fp8_amax_history_len fp8_dot_product_attention fp8_interval fp8_margin fp8_multi_head_attention fp8_param fp8_recipe "
-    "fp8_wgrad first_last_layers_bf16 generation_config glu_linear_offset hf_model_id high_freq_factor inference_rng_tracker "
+    "first_last_layers_bf16 generation_config glu_linear_offset hf_model_id high_freq_factor inference_rng_tracker "
     "inference_sampling_seed is_hybrid_model layernorm_zero_centered_gamma low_freq_factor "
     "memory_efficient_layer_norm mlp_chunks_for_prefill moe_input_jitter_eps "
     "moe_per_layer_logging moe_token_drop_policy moe_token_dropping mscale mscale_all_dim num_layers_at_end_in_bf16 "
@@ -148,7 +148,7 @@ KNOWN: Known = keys(
     "checkpoint dataset dist ft inprocess_restart logger nvrx_straggler profiling rerun_state_machine rng scheduler straggler "
     "tensor_inspect tokenizer validation",
     model=keys(
-        " ".join((*_TAKEN, *NAMED_ALIKE.values())) + " cpu_offloading overlap_p2p_comm transformer_layer_spec "
+        " ".join((*_TAKEN, *NAMED_ALIKE.values())) + " cpu_offloading fp8_wgrad overlap_p2p_comm transformer_layer_spec "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
         "offload_modules "
         "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph "
@@ -198,5 +198,6 @@ DESCRIBED: Described = {
     "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),
     "optimizer.optimizer": (("adam",), "another optimizer than Adam under Megatron-Bridge"),
+    "model.fp8_wgrad": ((True, None), "weight gradients of an fp8 run in 16 bits"),
     "ddp.outer_dp_sharding_strategy": (("no_shard",), "states that are sharded over the instances too"),
 }

@@ -16,7 +16,7 @@ from solver.formats.section_reader import SectionReader
 _DDP: Mapping[str, Any] = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 #: Recipes of GLM have the native cross entropy.
 _MODEL: Mapping[str, Any] = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "cross_entropy_fusion_impl": "te"}
-_EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
+_EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": True, "moe_permute_fusion": True, "expert_tensor_parallel_size": 1}
 _BACKEND = "moe_flex_dispatcher_backend"
 _PRECISION_DECIDES = (
     "ddp.grad_reduce_in_fp32 false holds if the recipe's mixed_precision has it too, as those of DeepSeek and Kimi have: "

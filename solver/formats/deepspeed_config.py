@@ -43,7 +43,7 @@ from solver.formats.script_words import (
     whole_argument,
 )
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import NO_SEQUENCE, trainer_fields, trainer_precision
+from solver.formats.trainer_script import NO_SEQUENCE, check_parameters, trainer_fields, trainer_precision
 from solver.formats.trainer_script import PROGRAM as TRAINER
 from solver.spec.frameworks import framework_of
 
@@ -231,6 +231,8 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
     launch, given = ranks_of_launch(words[:at], script), arguments(words[at + 1 :], path)
     world, (settings, left_out) = launch.world_size, of_environment(script, at)
     if at == program_at(words, TRAINER):
+        if precision == "fp32":
+            check_parameters(given, path, "DeepSpeed without bf16 or fp16")
         fields, ignored = trainer_fields(given, precision, path)
         sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
         unsaid: tuple[str, ...] = () if "seq_len" in fields else (NO_SEQUENCE,)

@@ -25,7 +25,10 @@ KNOWN: Known = keys(
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer flops_profiler tensorboard wandb csv_monitor comms_logger "
     "communication_data_type sparse_gradients activation_checkpointing",
     amp=keys("enabled opt_level"),
-    bf16=keys("enabled auto_cast"),
+    bf16=keys(
+        "enabled auto_cast immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
+    ),
+    tensor_parallel=keys("autotp_size tp_overlap_comm vocab_parallel_lm_head preset_model partition_config dtype tp"),
     fp16=keys(
         "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis min_loss_scale"
     ),
@@ -57,6 +60,9 @@ DESCRIBED: Described = {
     "zero_optimization.offload_param.device": (_NONE, "parameters on the host"),
     "sparse_gradients": (_OFF, "sparse gradients"),
     "amp.enabled": (_OFF, "apex's mixed precision"),
+    "bf16.bf16_master_weights_and_grads": (_OFF, "master weights in 16 bits"),
+    "bf16.bf16_optimizer_states": (_OFF, "an optimizer's states in 16 bits"),
+    "tensor_parallel.autotp_size": ((0, 1), "tensor parallelism of DeepSpeed"),
 }
 
 #: Switches of Megatron-DeepSpeed -> Megatron-LM's argument and value.

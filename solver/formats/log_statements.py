@@ -24,6 +24,9 @@ _NAMES = {
 }
 #: torchtitan: Building 2-D device mesh with ['dp_shard', 'tp'], [8, 4].
 _MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d+(?:, ?\d+)*)\]")
+#: Since 0.2: Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=4, ep=1, etp=1.
+_DEGREES = re.compile(r"device mesh with parallelism: (\w+=\d+(?:, \w+=\d+)*)")
+_RANKS = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}  #: degree -> axis of a layout
 _GPU = re.compile(r"\b((?:NVIDIA|AMD Instinct)[ -][A-Z]{1,2}\d{2,3}[\w-]*)((?: [\w-]+){0,3})")
 
 
@@ -47,6 +50,8 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
         ranks = max(math.prod(map(int, sizes.split(","))) for sizes in meshes)
         if ranks != run.world_size:
             raise InputError(f"{path}: its device mesh has {ranks} ranks, but the layout has {run.world_size}")
+    for degrees in _DEGREES.findall(text):
+        _check_degrees(dict(part.split("=") for part in degrees.split(", ")), path, run)
     if hardware in DATASHEETS:
         for gpu, more in set(_GPU.findall(text)):
             words = [gpu, *more.split()]
@@ -54,6 +59,15 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
             named = next((found for word in spellings if (found := device_named(word)) in DATASHEETS), hardware)
             if _chip(named) != _chip(hardware):
                 raise InputError(f"{path}: it ran on {named}, but the profile is {hardware}; give --profile {named}")
+
+
+def _check_degrees(said: dict[str, str], path: Path, run: Strategy) -> None:
+    """Raise InputError where torchtitan's degrees are of another layout."""
+    theirs = {axis: int(said[name]) for name, axis in _RANKS.items() if name in said}
+    theirs["dp"] = int(said.get("dp_replicate", 1)) * int(said.get("dp_shard", 1))
+    for axis, degree in theirs.items():
+        if degree != getattr(run, axis):
+            raise InputError(f"{path}: its device mesh has {axis} {degree}, but the layout has {getattr(run, axis)}")
 
 
 def _chip(device: str) -> str:

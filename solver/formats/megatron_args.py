@@ -44,12 +44,16 @@ def sections_of_megatron(
     if not arguments.get("complete"):
         flags |= left_open(flags, assumptions)
     if "use-megatron-fsdp" in flags:
-        assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
+        assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated")
     model = model_of(flags)
     if arguments.get("world-size-assumed"):
         groups = _groups(flags)
         world_size = -(-world_size // groups) * groups
         assumptions.append(f"world_size: {world_size}, of which every group is a divisor")
+    if arguments.get("complete") and "micro-batch-size" in flags and "global-batch-size" not in flags:
+        # validate_args: one micro batch on each data-parallel rank
+        sizes = [whole(flags, f"{name}-parallel-size", 1) for name in ("tensor-model", "context", "pipeline-model")]
+        flags = {**flags, "global-batch-size": whole(flags, "micro-batch-size") * max(world_size // math.prod(sizes), 1)}
     return model, _run(flags, model, world_size)
 
 
@@ -231,6 +235,7 @@ def _chunks(flags: Mapping[str, Any], layers: int, pp: int) -> int:
     if "num-layers-per-virtual-pipeline-stage" not in flags or pp == 1:
         return 1
     each = whole(flags, "num-layers-per-virtual-pipeline-stage")
+    layers += sum(f"account-for-{end}-in-pipeline-split" in flags for end in ("embedding", "loss"))  # validate_args
     if each < 1 or layers % (pp * each):
         raise InputError(f"Megatron's --num-layers-per-virtual-pipeline-stage {each} does not divide {layers} layers in {pp}")
     return layers // (pp * each)
@@ -264,6 +269,8 @@ def _capacity(flags: Mapping[str, Any]) -> dict[str, Any]:
     capacity, padded = flags.get("moe-expert-capacity-factor"), "moe-pad-expert-input-to-capacity" in flags
     if capacity is None or padded:
         return {} if capacity is None else {"moe_capacity_factor": capacity}
+    if isinstance(capacity, int | float) and not isinstance(capacity, bool) and capacity < 0:  # transformer_config.py: none
+        return {}
     if isinstance(capacity, bool) or not isinstance(capacity, int | float) or capacity < 1:
         raise InputError(
             f"Megatron's --moe-expert-capacity-factor {shown(capacity)} without --moe-pad-expert-input-to-capacity is not "

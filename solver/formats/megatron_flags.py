@@ -173,6 +173,7 @@ UNMODELLED = {
     "enable-full-sharding-in-hsdp": "states of the optimizer that are sharded over the instances too",
     "kitchen-config-file": "another library of quantised linears",
     "kitchen-recipe-number": "another library of quantised linears",
+    "no-fp8-wgrad": "weight gradients of an fp8 run in 16 bits",
     "moe-extended-tp": "tensor parallelism of experts as it was before expert-tensor-parallel-size",
     "perform-rl-step": "reinforcement learning",
     "skip-train": "a run that trains nothing",

@@ -21,8 +21,10 @@ from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
 _LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
+_GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 _NAMES = {  # Python name -> flag, where they differ
-    "fp8": "fp8-format", "fp4": "fp4-format", "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "fp8": "fp8-format", "fp4": "fp4-format", "microbatch_group_size_per_vp_stage": _GROUP,
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
 }  # fmt: skip
 _INVERTED = {
     "add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
@@ -30,7 +32,7 @@ _INVERTED = {
     "bias_gelu_fusion": "no-bias-gelu-fusion", "bias_swiglu_fusion": "no-bias-swiglu-fusion",
     "bias_dropout_fusion": "no-bias-dropout-fusion", "apply_rope_fusion": "no-rope-fusion",
     "async_tensor_model_parallel_allreduce": "no-async-tensor-model-parallel-allreduce",
-    "tp_comm_split_ag": "disable-tp-comm-split-ag", "tp_comm_split_rs": "disable-tp-comm-split-rs",
+    "fp8_wgrad": "no-fp8-wgrad", "tp_comm_split_ag": "disable-tp-comm-split-ag", "tp_comm_split_rs": "disable-tp-comm-split-rs",
 }  # fmt: skip
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 

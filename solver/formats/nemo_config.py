@@ -19,6 +19,7 @@ from solver.formats.nemo_names import (
     GRADIENTS,
     INVERTED,
     KNOWN,
+    MCORE,
     NORMS,
     OPTIMIZERS,
     PRECISIONS,
@@ -48,7 +49,9 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, rules=CORE)
     optim = model.section("optim")
     stated = "grad_sync_dtype" in optim
-    gradients = str(optim.get("grad_sync_dtype", framework_of(FRAMEWORK).flags["grad_dtype"]))
+    # Megatron-Core's own optimizer (setup_mcore_distributed_parallel) sums in fp32 where apex's takes the model's type
+    usual = "fp32" if optim.get("name") == MCORE else framework_of(FRAMEWORK).flags["grad_dtype"]
+    gradients = str(optim.get("grad_sync_dtype", usual))
     if gradients not in GRADIENTS:
         raise optim.wrong("grad_sync_dtype", f"one of {', '.join(GRADIENTS)}")
     layout = {
@@ -57,7 +60,7 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = broken(RULES, Arguments(flattened(sections), world))
-    assumed = () if stated else ("grad_dtype",)
+    assumed = () if stated or optim.get("name") == MCORE else ("grad_dtype",)
     return FileRun(read.model, layout, assumed, ignored, read.notes, (*read.refusals, *refusals), launch.gpus_per_node)
 
 
@@ -65,6 +68,8 @@ def _model(model: SectionReader) -> dict[str, Any]:
     flags: dict[str, Any] = {flag: model.get(key) for flag, key in VALUES.items()}
     flags |= {flag: model.flag(key, False) for flag, key in SWITCHES.items()}
     flags |= {flag: not model.flag(key, True) for flag, key in INVERTED.items()}
+    if flags["ffn-hidden-size"] is None:  # megatron_gpt_config.yaml, gated or not
+        flags["ffn-hidden-size"] = 4 * model.whole("hidden_size")
     flags["swiglu"] = ACTIVATIONS[model.choice("activation", ACTIVATIONS, "gelu")]
     flags["normalization"] = NORMS[model.choice("normalization", NORMS, "layernorm")]
     flags["attention-backend"] = "auto" if model.flag("use_flash_attention", True) else "unfused"
@@ -110,7 +115,7 @@ def _optimizer(optim: SectionReader) -> dict[str, bool]:
     sharded = OPTIMIZERS[optim.choice("name", OPTIMIZERS, "fused_adam")]
     flags = {
         "use-distributed-optimizer": sharded,
-        "overlap-grad-reduce": optim.flag("overlap_grad_sync", sharded),
+        "overlap-grad-reduce": optim.flag("overlap_grad_sync", sharded and optim.get("name") != MCORE),
         "overlap-param-gather": optim.flag("overlap_param_sync", False),
     }
     return {flag: value for flag, value in flags.items() if value}

@@ -40,14 +40,15 @@ PRECISIONS: Mapping[str, str] = {
     "bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32", "32-true": "fp32",
 }  # fmt: skip
 #: Whether an optimizer shards its states over the data-parallel ranks.
-OPTIMIZERS: Mapping[str, bool] = {"distributed_fused_adam": True, "mcore_distributed_optim": True, "fused_adam": False}
+MCORE = "mcore_distributed_optim"
+OPTIMIZERS: Mapping[str, bool] = {"distributed_fused_adam": True, MCORE: True, "fused_adam": False}
 GRADIENTS: Mapping[str, str] = {"bf16": "bf16", "fp32": "fp32", "32": "fp32"}
 
 _NEUTRAL = (
     "mcore_gpt init_method_std use_scaled_init_method ffn_dropout apply_query_key_layer_scaling "
-    "layernorm_epsilon do_layer_norm_weight_decay pre_process post_process persist_layer_norm headscale transformer_block_type "
+    "layernorm_epsilon do_layer_norm_weight_decay pre_process post_process persist_layer_norm "
     "openai_gelu normalize_attention_scores rotary_percentage rotary_base apply_rope_fusion attention_type "
-    "native_amp_init_scale native_amp_growth_interval hysteresis fp32_residual_connection fp16_lm_cross_entropy "
+    "native_amp_init_scale native_amp_growth_interval hysteresis fp16_lm_cross_entropy "
     "grad_allreduce_chunk_size_mb grad_div_ar_fusion bias_activation_fusion bias_dropout_add_fusion masked_softmax_fusion seed "
     "resume_from_checkpoint use_cpu_initialization onnx_safe apex_transformer_log_level gradient_as_bucket_view "
     "sync_batch_comm fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo use_emha tp_comm_atomic_ag "
@@ -64,7 +65,7 @@ KNOWN: Known = keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL)) + " rampup_batch_size normalization "
         "activation override_vocab_size transformer_engine megatron_amp_O2 use_flash_attention fp8 fp8_e4m3 fp8_hybrid "
         "ub_tp_comm_overlap overlap_p2p_comm cpu_offloading num_micro_batches_with_partial_activation_checkpoints "
-        "activations_checkpoint_layers_per_pipeline fsdp",
+        "activations_checkpoint_layers_per_pipeline fsdp fp32_residual_connection headscale transformer_block_type",
         tokenizer=keys(
             "library type model delimiter vocab_file merge_file sentencepiece_legacy use_fast trust_remote_code special_tokens "
             "additional_special_tokens training_sample_size tokenizer_model pad_token"
@@ -81,6 +82,9 @@ DESCRIBED: Described = {
     "model.transformer_engine": ((True,), "a model without Transformer Engine"),
     "model.megatron_amp_O2": ((True,), "autocast"),
     "model.fsdp": ((False,), "FSDP under NeMo"),
+    "model.fp32_residual_connection": ((False,), "residuals in fp32"),
+    "model.headscale": ((False,), "scaled heads"),
+    "model.transformer_block_type": (("pre_ln",), "norms after the blocks"),
     "model.num_micro_batches_with_partial_activation_checkpoints": (_NONE, "recomputation of some micro batches"),
     "model.activations_checkpoint_layers_per_pipeline": (_NONE, "other recomputation in each stage"),
 }

@@ -2,9 +2,9 @@
 
 Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)`` or ``(s)``, ``max allocated``,
 ``train_step_timing in s``), torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron
-(``time_per_iteration_ms``), DeepSpeed (``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), progress bars of
-Lightning and others (``5/50 [00:10<01:35, 0.47it/s]``, by their clock, a step of the bar being one of the optimizer),
-nccl-tests' tables.
+(``time_per_iteration_ms``), DeepSpeed (``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), transformers
+(``train_steps_per_second``), progress bars of Lightning and others (``5/50 [00:10<01:35, 0.47it/s]``, by their clock, a step
+of the bar being one of the optimizer), nccl-tests' tables.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ _STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
     (r"\biter time \(s\)", lambda value, batch: value),
     (r"\bCurrSamplesPerSec", lambda value, batch: batch.sequences / value),
 )
+#: Steps a second of the whole run, which transformers' trainer prints at its end.
+_AVERAGE = re.compile(r"'train_steps_per_second': ([0-9]+(?:\.[0-9]+)?)\b")
 #: Most memory, in units of bytes, by its kind: of nanotron (two lines), NeMo, torchtitan, Megatron-LM and DeepSpeed.
 _PEAKS = (
     (re.compile(r"\bPeak reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)MiB"), MIB, "reserved"),
@@ -114,7 +116,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
         return _from_json(text, path)
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
-    steps, warm_up = _steps(text, batch)
+    steps, warm_up = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
     if not len(steps) and not collectives:
         raise InputError(
@@ -145,13 +147,9 @@ def _peak(text: str) -> tuple[float | None, str]:
     return None, "allocated"
 
 
-def step_seconds(text: str, batch: Batch) -> np.ndarray:
-    """Return the step times of a trainer's log in order, without those of its warm-up where there are enough others."""
-    return _steps(text, batch)[0]
-
-
-def _steps(text: str, batch: Batch) -> tuple[np.ndarray, bool]:
-    """Return the step times of a trainer's log in order, and whether those of its warm-up are among them."""
+def step_seconds(text: str, batch: Batch) -> tuple[np.ndarray, bool]:
+    """Return the step times of a trainer's log in order, without those of its warm-up where there are enough others, and
+    whether they are among them."""
     text = _of_training(text)
     for words, seconds in _STEPS:
         found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
@@ -159,7 +157,11 @@ def _steps(text: str, batch: Batch) -> tuple[np.ndarray, bool]:
         if len(steps):
             enough = len(steps) >= WARM_UP + LEAST
             return steps[WARM_UP if enough else 0 :], not enough
-    return _bar_seconds(text), False
+    of_bar = _bar_seconds(text)
+    if len(of_bar):
+        return of_bar, False
+    averages = [float(rate) for rate in _AVERAGE.findall(text)]
+    return np.array([1 / rate for rate in averages if rate > 0]), True
 
 
 def _bar_seconds(text: str) -> np.ndarray:

@@ -150,7 +150,7 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
     divided = listed_stages if release.year >= 2026 else stages_at_points
     stages, assumed = divided(pipeline, release, sizes.pp, model.num_hidden_layers)
     found |= _experts(file, model) if release.year >= 2026 else {}
-    found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
+    found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes, stages["vpp"]) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
     return found, assumed
 
@@ -188,7 +188,7 @@ def _zero(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, Any
     return {"zero": (3 if again else 2) if shared > 1 else 0, "zero_shard_size": shared}
 
 
-def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, int]:
+def _batch(file: SectionReader, release: Release, sizes: _Sizes, vpp: int) -> dict[str, int]:
     """Return the micro batches: in a pipeline those of the local batch, else the local batches of a global one."""
     training, pipeline = file.section("training"), file.section(release.pipeline)
     local = training.whole(release.batch, 8)
@@ -210,8 +210,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
         size = pipeline.whole("pipeline_parallel_microbatch_size", 1)
         count = local // size
     else:
-        points = pipeline.texts("pipeline_parallel_split_points")
-        count = pipeline.whole("pipeline_parallel_microbatches", len(points) + 1 if points else sizes.pp)
+        count = pipeline.whole("pipeline_parallel_microbatches", sizes.pp * vpp)  # pipelining_utils.py: as many as stages
         size = local // count
     if size * count != local:
         raise training.wrong(release.batch, f"a multiple of its micro batches ({size or count})")

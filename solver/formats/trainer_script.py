@@ -131,11 +131,11 @@ def syncs_each_batch(given: dict[str, Any], source: Source) -> bool:
     return value
 
 
-def check_parameters(given: dict[str, Any], path: Path) -> None:
-    """Raise InputError for parameters of 16 bits, which DDP keeps, with gradients and Adam's states like them."""
+def check_parameters(given: dict[str, Any], path: Path, under: str) -> None:
+    """Raise InputError for parameters of 16 bits ``under`` what keeps them so, with gradients and Adam's states like them."""
     for name in ("--torch_dtype", "--dtype"):
         if str(given.get(name)) in _HALF_TYPES:
-            raise InputError(f"{path}: {name} {given[name]} under DDP is not described: parameters of 32 bits are")
+            raise InputError(f"{path}: {name} {given[name]} under {under} is not described: parameters of 32 bits are")
 
 
 def _on(given: dict[str, Any], name: str, path: Path) -> bool:

@@ -258,12 +258,13 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     """
     model, e = shapes.model, shapes.element
     rows, width = expert_rows(shapes), _width(shapes)
+    eager_gate = model.gated_mlp and not shapes.fused_elementwise  # which keeps the activated half too
     scores = shapes.norm_tokens * model.num_experts * (FP32 + 1)  # scores in fp32 and the map of chosen experts, a byte each
     saved = [
         *([Saved("router_scores", scores)] if _routes(shapes) else []),
         Saved("expert_input", rows * model.hidden_size * shapes.input_element),
         Saved("expert_act_input", rows * width * e * shapes.model.up_matrices),
-        Saved("expert_act_output", rows * width * shapes.input_element),
+        Saved("expert_act_output", rows * width * (shapes.input_element + e * eager_gate)),
         Saved("probabilities", rows * FP32),
     ]
     if model.clamped_gate and shapes.framework.kernels.clamps_apart and not shapes.run.moe_fused_experts:

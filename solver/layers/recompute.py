@@ -86,8 +86,8 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         again = [replace(op, recomputed_by=_selective(op.recomputed_by, op.name not in _QKV)) if op.phase == FORWARD else op
                  for op in again]  # fmt: skip
     if framework.recomputation.selective_by_op:
-        kept = {op.name for op in _kept_gemms(ops)}
-        again = [_by_op(op, kept) for op in again]
+        kept = {op.name for op in _kept_gemms(shapes, ops)}
+        again = [_by_op(op, kept, _keeps_exchange(shapes)) for op in again]
     if framework.recomputation.stops_early:
         unneeded = _after_last_saved(shapes)
         again = [replace(op, recomputed_by=()) if op.name in unneeded else op for op in again]
@@ -116,15 +116,15 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
-    outputs = sum(op.dims["m"] * op.dims["n"] for op in _kept_gemms(ops)) * shapes.element
+    outputs = sum(op.dims["m"] * op.dims["n"] for op in _kept_gemms(shapes, ops)) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
     kept = outputs + scattered + _exchanged(shapes)
     return [*rest, Saved("products", kept, dropped_by=(Recompute.NONE, Recompute.FULL))]
 
 
 def _exchanged(shapes: Shapes) -> np.ndarray:
-    """Return the bytes of rows that a rank received from and for the experts of others; [keys]."""
-    if not shapes.kind.experts:
+    """Return the bytes of rows that a rank received from and for the experts of others, where they are kept; [keys]."""
+    if not shapes.kind.experts or not _keeps_exchange(shapes):
         return np.zeros(len(shapes.keys))
     rows = (expert_rows(shapes) + sent_rows(shapes)) * (shapes.keys.ep > 1)
     return rows * shapes.model.hidden_size * shapes.element
@@ -155,21 +155,35 @@ def weight_gemms(ops: Sequence[Op]) -> list[Op]:
     return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name not in ("scores", "context")]
 
 
-def _kept_gemms(ops: Sequence[Op]) -> list[Op]:
-    """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts."""
-    return [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERTS)][::2]
+#: The projections of latent attention in the order in which torchtitan's model calls them (models/deepseek_v3/model/model.py).
+_LATENT_CALLS = ("wq", "q_down", "q_up", "kv_down", "kv_up")
 
 
-def _by_op(op: Op, kept: set[str]) -> Op:
+def _kept_gemms(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
+    """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts, nor
+    of linears with biases, which torch adds in another op (addmm)."""
+    model = shapes.model
+    biased = _QKV * model.qkv_bias + ("wo",) * model.output_bias + ("w1", "w3", "w13", "w2") * model.mlp_bias
+    counted = [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERTS) and op.name not in biased]
+    if model.has_latent_attention:
+        counted.sort(key=lambda op: _LATENT_CALLS.index(op.name) if op.name in _LATENT_CALLS else len(_LATENT_CALLS))
+    return counted[::2]
+
+
+def _keeps_exchange(shapes: Shapes) -> bool:
+    return shapes.framework.recomputation.keeps_exchange_of_normed or shapes.model.qk_norm == "none"
+
+
+def _by_op(op: Op, kept: set[str], keeps_exchange: bool) -> Op:
     """Return the op, recomputed under SELECTIVE unless its output is kept.
 
-    Kept are the outputs of every second GEMM, fused attention, reduce-scatters and the exchange of tokens (with the numbers of
-    rows, for which the host waited); the router's GEMM and the experts' grouped ones run again.
+    Kept are the outputs of every second GEMM, fused attention, reduce-scatters and, for most models, the exchange of tokens
+    (with the numbers of rows, for which the host waited); the router's GEMM and the experts' grouped ones run again.
     """
     if op.phase != FORWARD:
         return op
     exchanged = op.module == EXCHANGE and op.stream == "ep"
-    is_kept = op.name in kept or exchanged or op.kind in (FLASH_ATTN, "reduce_scatter")
+    is_kept = op.name in kept or (exchanged and keeps_exchange) or op.kind in (FLASH_ATTN, "reduce_scatter")
     return replace(op, recomputed_by=_selective(op.recomputed_by, not is_kept))
 
 

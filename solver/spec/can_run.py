@@ -21,6 +21,9 @@ class CanRun:
     shards: str = "any"
     shards_experts_alike: bool = False  #: the experts' states too are cut into as many copies as the others'
     copies_alone: bool = False  #: whole copies (ZeRO-0) only where nothing but data is divided
+    casts_by_shards: bool = (
+        False  #: mixed precision is FSDP's: ranks that divide a model of which nothing is sharded stay in fp32
+    )
     unsharded_gradients_as_model: bool = False  #: ZeRO-0 accumulates gradients in the model's type only
     changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied

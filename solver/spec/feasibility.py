@@ -53,7 +53,15 @@ from solver.spec.run_rules import (
 )
 from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import assignment_broken, size_rules
-from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
+from solver.spec.state_rules import (
+    casts_run,
+    copies_broken,
+    copies_run,
+    expert_shards_run,
+    partial_runs,
+    recompute_broken,
+    shards_run,
+)
 from solver.spec.state_space_rules import framework_for, state_space_rules
 from solver.spec.strategy import Strategy
 
@@ -225,6 +233,10 @@ def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], .
         (
             s.tp_mode == "isp" or not s.zero or bool(shards_run(can, s.zero_shard_size, s.cp, replicas)),
             f"{name} does not shard states over {s.zero_shard_size} of {replicas} ranks",
+        ),
+        (
+            bool(casts_run(can, s.tp, s.cp, s.pp, s.dp)),
+            f"{name} runs in fp32 where FSDP shards nothing (dp and cp 1) beside tp {s.tp}, pp {s.pp}: give it dp or cp ranks",
         ),
         (
             s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp, s.ep)),

@@ -204,6 +204,7 @@ class Recomputation:
     #: Selective recomputation keeps the output of every second GEMM, of fused attention and of reduce-scatters, and runs all
     #: else again (torchtitan's mode "op").
     selective_by_op: bool = False
+    keeps_exchange_of_normed: bool = True  #: it keeps exchanged rows also of models with norms of q and k (torchtitan's qwen3)
     #: Selective recomputation keeps a layer's input and its queries, keys and values, and runs all else again.
     selective_keeps_qkv: bool = False
 
@@ -263,10 +264,11 @@ class MemoryUse:
     keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
+    communication_unit: float = 0.0  #: parameters that Megatron-FSDP gathers and reduces at least at a time
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
     bucket_views: bool = False  #: gradients that replicas sum are views of DDP's buckets, which stay
-    sharded_gradient_bytes: int = 0  #: of a gradient that ZeRO-3 has reduced; 0: as it is reduced
+    reduced_gradient_bytes: int = 0  #: of a gradient that FSDP has reduced; 0: as it is reduced
     #: A 16-bit buffer stays for each distinct shape of a layer's linears and of the vocabulary's projection: Transformer Engine
     #: since 2.3 (get_dummy_wgrad in pytorch/module/base.py, which Megatron's own linears call too), where a GEMM that
     #: accumulates into the gradients must still return one to autograd.

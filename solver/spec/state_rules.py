@@ -48,7 +48,12 @@ def copies_run(can_run: CanRun, run: Strategy, tp: Any, cp: Any, pp: Any, dp: An
     """Whether the framework runs without ZeRO: copies of everything (but experts) on all data-parallel ranks."""
     single = np.asarray(dp * cp) == 1
     alone = np.asarray(tp * cp * pp * ep) == 1 if can_run.copies_alone else np.ones_like(single)
-    return single | (alone & (not copies_broken(can_run, run)))
+    return (single & casts_run(can_run, tp, cp, pp, dp)) | (alone & (not copies_broken(can_run, run)))
+
+
+def casts_run(can_run: CanRun, tp: Any, cp: Any, pp: Any, dp: Any) -> np.ndarray:
+    """Whether the framework computes in the 16 bits of a run where ``dp * cp`` ranks may shard its states."""
+    return (np.asarray(dp * cp) > 1) | (np.asarray(tp * pp) == 1) | (not can_run.casts_by_shards)
 
 
 def partial_runs(can_run: CanRun, layers: int) -> bool:

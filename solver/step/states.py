@@ -116,7 +116,7 @@ def trained_bytes(
     weights = sizes.weight * (elements if zero < 3 else owned * memory.keeps_shards)
     whole = elements if zero < 2 else np.where(keeps, elements, owned)
     here = gradients_here(problem) if zero > 1 else 1.0
-    reduced = np.where(keeps, 0, memory.sharded_gradient_bytes if zero == 3 else 0)
+    reduced = np.where(keeps, 0, memory.reduced_gradient_bytes)
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
     kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
     gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here
@@ -170,6 +170,22 @@ def kept_halves(problem: Problem) -> float:
     return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
 
 
+def _queued(problem: Problem, gathered: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """Return the most bytes of gathered weights and whole gradients of Megatron-FSDP in a layer's backward pass: [splits].
+
+    gathered, trained: bytes and parameters of a layer of each kind, [kinds, splits]. Its communication unit is of two layers or
+    communication_unit parameters, whichever is more: layers are gathered ahead until they hold half of it, and gradients stay
+    until those that were sent to be reduced exceed it (megatron_fsdp.py; wait_for_previous_grad_reduce and async_bucket_gather
+    of param_and_grad_buffer.py).
+    """
+    counts = np.bincount(problem.kinds.of_layer, minlength=len(trained))[:, None]
+    layers, stage = counts.sum(), (counts * trained).sum(axis=0)
+    average, whole = np.maximum(stage / layers, 1.0), (counts * gathered).sum(axis=0)
+    unit = np.maximum(problem.framework.memory.communication_unit, 2 * average)
+    ahead = np.minimum(np.max(gathered, axis=0) + np.ceil(unit / 2 / average) * whole / layers, whole)
+    return ahead + problem.element_bytes.gradient * np.minimum(unit + np.max(trained, axis=0), stage)
+
+
 def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
     """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
     backward pass runs.
@@ -186,10 +202,14 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
                          for part, kind in zip(table.layers, problem.kinds.kinds, strict=True)])  # fmt: skip
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
     fsdp = np.max(2 * gathered + sizes.gradient * trained, axis=0)
+    if problem.framework.memory.communication_unit:
+        fsdp = _queued(problem, gathered, trained)
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
     # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
     waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay))
+    if problem.framework.memory.communication_unit:
+        waiting = np.zeros(len(key))
     at_loss = fsdp * (not stay)
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp + waiting]])

@@ -65,7 +65,9 @@ NEMO_25 = NEMO_24_09.derive(
         "offloads": ("optimizer", "activations"),
     },
     kernels={"probabilities_in_activation": True},
-    memory={"keeps_shards": True},  # param_and_grad_buffer.py: model_weight_buffer and main_weight_buffer
+    # param_and_grad_buffer.py: model_weight_buffer and main_weight_buffer; mcore_fsdp_adapter.py: its units are layers, so
+    # embedding and head stay gathered; megatron_fsdp.py: the least unit
+    memory={"keeps_shards": True, "root_stays": ("embedding", "head"), "communication_unit": 1e9},
 )
 
 #: Megatron-Bridge, which follows NeMo: src/megatron/bridge/models set expert_tensor_parallel_size to 1.

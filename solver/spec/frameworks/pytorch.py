@@ -101,7 +101,7 @@ FSDP = Framework(
     data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True, no_sync=True),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
-    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), sharded_gradient_bytes=4),
+    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), reduced_gradient_bytes=4),
 )
 
 #: IBM's trainer: its selective checkpointing recomputes whole blocks (all of them unless told otherwise); AdamW is not fused.

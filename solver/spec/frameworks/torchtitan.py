@@ -42,6 +42,7 @@ TORCHTITAN_2025 = Framework(
         packed_exchanges=(),  # SDPA has no documents
         shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
         copies_alone=True,  # DDP is not composed with other parallelism
+        casts_by_shards=True,  # distributed/utils.py: maybe_enable_amp
         recompute_shares=(0.25, 0.5),  # every fourth or second layer
         compiles_tp_overlap=True,  # asynchronous tensor parallelism is a pass of torch.compile
         replicated_kv_heads=False,  # DTensor shards whole heads
@@ -80,7 +81,12 @@ TORCHTITAN_2025 = Framework(
     pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
     # run_train.sh sets expandable_segments
-    memory=MemoryUse(frees_gradients=True, root_stays=("head",), allocator_gaps=(EXPANDABLE_GAPS, EXPANDABLE_GAPS)),
+    memory=MemoryUse(
+        frees_gradients=True,
+        root_stays=("head",),
+        allocator_gaps=(EXPANDABLE_GAPS, EXPANDABLE_GAPS),
+        synchronisation_bytes=(4.0, 0.0),  # replicas alone are DDP's, whose buckets are as large as all gradients
+    ),
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(
@@ -123,7 +129,8 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "weighs_in_fp32": True,
     },
     tensor_parallel={"experts_gather": True},
-    recomputation={"stops_early": False},  # activation_checkpoint.early_stop
+    # activation_checkpoint.early_stop; models/qwen3/infra/parallelize.py lists no all-to-all
+    recomputation={"stops_early": False, "keeps_exchange_of_normed": False},
 )  # fmt: skip
 
 #: NVIDIA's trainer on torch: FSDP2 for what is no expert, experts over their own ranks (DeepEP), kernels of Transformer Engine.
@@ -135,6 +142,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
+        "casts_by_shards": False,  # parameters are bf16
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
         "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
         "linear_attention": True,  # models of transformers, and of its own with flash-linear-attention's kernels
@@ -152,7 +160,8 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
     data_parallel={"defers_sync": True},
-    memory={"weights_as_moments": True},  # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
+    # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
+    memory={"weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0)},
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 

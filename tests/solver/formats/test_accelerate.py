@@ -140,6 +140,8 @@ def test_sixteen_bit_parameters_under_ddp_are_refused(tmp_path: Path) -> None:
     assert "--torch_dtype" in load(tmp_path, TEMPLATE, script).ignored  # FSDP makes 32-bit ones of them
     with pytest.raises(InputError, match="--torch_dtype bfloat16 under DDP is not described"):
         load(tmp_path, TEMPLATE.replace("distributed_type: FSDP", "distributed_type: MULTI_GPU"), script)
+    with pytest.raises(InputError, match="--torch_dtype bfloat16 under mixed_precision no is not described"):
+        load(tmp_path, TEMPLATE.replace("mixed_precision: bf16", "mixed_precision: 'no'"), script)
 
 
 def test_a_script_may_have_another_name(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
         ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
         ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
         ("apply_rope_fusion: false", "moe_shared_expert_overlap: true", "moe_shared_expert_overlap", True),
+        # recipes state 1; a file's null is Megatron-Core's own, tp
+        ("apply_rope_fusion: false", "apply_rope_fusion: false", "etp", 1),
+        ("apply_rope_fusion: false", "expert_tensor_parallel_size: null", "etp", 2),
         ("apply_rope_fusion: false", "moe_router_force_load_balancing: true", "moe_imbalance", 1.0),
         ("lr: 0.0003", "main_params_dtype: torch.float32\n  main_grads_dtype: {_target_: torch.float32, _call_: false}",
          "grad_dtype", "bf16"),
@@ -191,6 +194,16 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
             "apply_rope_fusion: false",
             "attention_backend: {_args_: [9]}",
             "it must be one of flash, fused, unfused, local, auto",
+        ),
+        (
+            "scheduler:",
+            "mixed_precision: {bf16: true, fp8: hybrid, fp8_wgrad: false}\nscheduler:",
+            "fp8_wgrad is False; it must be true: weight gradients of an fp8 run in 16 bits are not modelled",
+        ),
+        (
+            "pipeline_model_parallel_layout: null",
+            "pipeline_model_parallel_layout: [[embedding, decoder], [head]]",
+            "pipeline_model_parallel_layout is a list; it must be a text, or lists of embedding, decoder, mtp, loss",
         ),
         ("apply_rope_fusion: false", "recompute_modules: 7", "model.recompute_modules is 7; it must be a list of texts"),
         ("apply_rope_fusion: false", "hidden_size: 64\n  num_layers: 2", "vocab_size is missing; it must be stated, because"),
@@ -218,6 +231,20 @@ def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_pat
     with pytest.raises(InputError) as refused:
         load(tmp_path, OVERRIDES.replace(old, new), "qwen3_30b_a3b")
     assert sentence in str(refused.value)
+
+
+def test_a_layout_may_be_a_list_of_chunks(tmp_path: Path) -> None:
+    first, last = [["embedding", *["decoder"] * 24], [*["decoder"] * 24, "loss"]]
+    text = OVERRIDES.replace("pipeline_model_parallel_size: 1", "pipeline_model_parallel_size: 2")
+    chunks = f"pipeline_model_parallel_layout: [[{', '.join(first)}], [{', '.join(last)}]]"
+    layout = load(tmp_path, text.replace("pipeline_model_parallel_layout: null", chunks), "qwen3_30b_a3b").layout
+    assert layout["pipeline_layout"] == "E" + 24 * "t" + "|" + 24 * "t" + "L"
+
+
+def test_the_mlp_of_a_stated_model_is_four_times_as_wide(tmp_path: Path) -> None:
+    model = "num_layers: 2\n  hidden_size: 512\n  num_attention_heads: 8\n  vocab_size: 1000\n  gated_linear_unit: true"
+    text = OVERRIDES.replace("apply_rope_fusion: false", model).replace("  expert_model_parallel_size: 8\n", "")
+    assert load(tmp_path, text).model.intermediate_size == 4 * 512
 
 
 def test_overrides_of_the_model_change_it(tmp_path: Path) -> None:

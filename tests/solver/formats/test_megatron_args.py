@@ -70,6 +70,9 @@ def test_flags_imply_others() -> None:
         ({"sequence_parallel": True, "tp_comm_overlap": True}, {"tp_comm_overlap": False}),
         ({"sequence_parallel": True, "tp_comm_overlap": True, "tensor_model_parallel_size": 2}, {"tp_comm_overlap": True}),
         ({"no_overlap_p2p_communication": True}, {"p2p_overlap": False}),
+        # 12 layers and the two ends, 14, in 2 stages of 7 chunks of one
+        ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1,
+          "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}, {"vpp": 7}),
         ({"fp8_format": "hybrid", "first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 2},
          {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn mlp"},
@@ -187,6 +190,16 @@ def test_a_layer_of_experts_is_recomputed_whole_by_its_old_flag_too() -> None:
     assert read(num_experts=8, moe_layer_recompute=True)[1]["recompute_modules"] == ["core_attn", "moe"]
 
 
+def test_a_batch_that_is_not_stated_is_a_micro_batch_on_each_rank() -> None:
+    flags = {flag: value for flag, value in SMALL.items() if flag != "--global-batch-size"} | {"complete": True}
+    assert sections_of_megatron({**flags, "--tensor-model-parallel-size": 2}, 8, [])[1]["global_batch_size"] == 4 * 8 / 2
+
+
+def test_a_negative_capacity_is_none() -> None:
+    without = read(num_experts=8)[1]
+    assert read(num_experts=8, moe_expert_capacity_factor=-1.0)[1] == without
+
+
 def test_experts_of_a_capacity_without_padding_are_those_without_one() -> None:
     said: list[str] = []
     flags = {**SMALL, "--num-experts": 8, "--moe-token-dispatcher-type": "alltoall"}
@@ -288,7 +301,7 @@ def test_megatron_fsdp_shards_what_it_is_told_to() -> None:
     for more, zero in (({}, 3), ({"complete": True}, 0), ({"--data-parallel-sharding-strategy": "optim_grads"}, 2)):
         said: list[str] = []
         run = sections_of_megatron({**sharded, **more}, 8, said)[1]
-        assert (run["zero"], run["framework"]) == (zero, "megatron-bridge") and "own buffers are left out" in said[-1]
+        assert (run["zero"], run["framework"]) == (zero, "megatron-bridge") and "Megatron-FSDP is estimated" in said[-1]
         assert any("state no strategy" in line for line in said) == (not more)
 
 
@@ -475,6 +488,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
             {"softmax_type": "off-by-one"},
             "--softmax-type 'off-by-one': another softmax of attention is not modelled; vanilla and",
         ),
+        ({"no_fp8_wgrad": True}, "--no-fp8-wgrad: weight gradients of an fp8 run in 16 bits is not modelled"),
         ({"fp32_residual_connection": True}, "--fp32-residual-connection: residuals in fp32 is not modelled"),
         ({"hybrid_attention_ratio": 0.1}, "--hybrid-attention-ratio: layers that are no transformer layers is not modelled"),
         (

@@ -140,6 +140,19 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
     assert old in text and load(tmp_path, text.replace(old, new)).layout[field] == value
 
 
+def test_megatron_cores_own_optimizer_sums_in_fp32_after_the_backward_pass(tmp_path: Path) -> None:
+    apex = EXAMPLE.replace("    overlap_grad_sync: true\n", "")
+    mcore = apex.replace("distributed_fused_adam", "mcore_distributed_optim")
+    keys = ("grad_dtype", "overlap_grad_reduce", "zero")
+    assert [load(tmp_path, apex).layout[key] for key in keys] == ["bf16", True, 1]
+    assert [load(tmp_path, mcore).layout[key] for key in keys] == ["fp32", False, 1]
+    assert load(tmp_path, apex).assumed and not load(tmp_path, mcore).assumed
+
+
+def test_the_width_of_an_mlp_is_four_times_that_of_the_model(tmp_path: Path) -> None:
+    assert load(tmp_path, EXAMPLE.replace("  ffn_hidden_size: 11008\n", "")).model.intermediate_size == 4 * 4096
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -153,6 +166,8 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
         ),
         ("megatron_amp_O2: true", "megatron_amp_O2: false", "because autocast is not modelled"),
         ("fp8: False", "fp8: True", "model.fp8_hybrid is False; it must be true beside fp8"),
+        ("seed: 1234", "fp32_residual_connection: true", "because residuals in fp32 is not modelled"),
+        ("seed: 1234", "transformer_block_type: post_ln", "because norms after the blocks is not modelled"),
         ("lr: 1e-4", "grad_sync_dtype: fp64", "model.optim.grad_sync_dtype is 'fp64'; it must be one of bf16, fp32"),
         ("name: distributed_fused_adam", "name: lion", "model.optim.name is 'lion'; it must be one of distributed_fused_adam"),
         ("global_batch_size: 2048", "global_batch_size: 2047", "global_batch_size 2047 is not a multiple of dp 64"),

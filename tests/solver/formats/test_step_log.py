@@ -52,15 +52,15 @@ def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
     ],
 )
 def test_lines_of_trainers(line: str, seconds: float) -> None:
-    assert step_seconds(line, BATCH) == pytest.approx([seconds])
+    assert step_seconds(line, BATCH)[0] == pytest.approx([seconds])
 
 
 def test_warm_up_is_left_out_where_enough_steps_follow(tmp_path: Path) -> None:
     def log(count: int) -> str:
         return "\n".join(f"elapsed time per iteration (ms): {1000 + i}" for i in range(count))
 
-    assert step_seconds(log(10), BATCH).tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
-    assert len(step_seconds(log(9), BATCH)) == 9
+    assert step_seconds(log(10), BATCH)[0].tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
+    assert len(step_seconds(log(9), BATCH)[0]) == 9
     assert [read_observation(written(tmp_path, log(count)), ONE, "h100_sxm").warm_up for count in (9, 10)] == [True, False]
 
 
@@ -133,10 +133,10 @@ def test_a_progress_bar_is_read_by_its_clock() -> None:
         return f"\rEpoch 0: 10%|#| {step}/500 [{elapsed // 60:02d}:{elapsed % 60:02d}<15:00, {rate}]"
 
     text = "".join(bar(step) for step in range(0, 101, 5))
-    assert step_seconds(text, BATCH).tolist() == pytest.approx([2.0] * 9)
+    assert step_seconds(text, BATCH)[0].tolist() == pytest.approx([2.0] * 9)
     hours = "8/9 [1:00:10<00:07, 7.50s/it]\r9/9 [1:00:40<00:00, 7.50s/it]"
-    assert step_seconds(hours, BATCH).tolist() == [30.0]
-    assert len(step_seconds(bar(1) + bar(2), BATCH)) == 0
+    assert step_seconds(hours, BATCH)[0].tolist() == [30.0]
+    assert len(step_seconds(bar(1) + bar(2), BATCH)[0]) == 0
 
 
 def bar(done: int, total: int, elapsed: float, label: str = "") -> str:
@@ -153,9 +153,9 @@ def test_other_bars_than_that_of_the_training_are_no_steps() -> None:
             text += bar(step, 200, clock + 4.0 * (step - first))
         text += "".join(bar(batch, 125, 0.5 * batch) for batch in range(0, 126, 25))
         clock += 4.0 * 50
-    assert step_seconds(text, BATCH).tolist() == pytest.approx([4.0] * len(step_seconds(text, BATCH)))
-    assert len(step_seconds(text, BATCH)) >= 10
-    assert len(step_seconds(loading, BATCH)) == 0
+    assert step_seconds(text, BATCH)[0].tolist() == pytest.approx([4.0] * len(step_seconds(text, BATCH)[0]))
+    assert len(step_seconds(text, BATCH)[0]) >= 10
+    assert len(step_seconds(loading, BATCH)[0]) == 0
 
 
 def test_lines_of_validation_are_no_steps(tmp_path: Path) -> None:
@@ -174,7 +174,9 @@ STEPS = "elapsed time per iteration (ms): 512.5\n"
      "local batch size 2, global batch size 64, gradient accumulation steps 1, sequence length 4096, total",
      "NVIDIA H100 80GB HBM3",
      " iteration 9/ 500000 | global batch size:    32 |\n iteration 10/ 500000 | global batch size:    64 |",
-     "Building 1-D device mesh with ['dp_shard'], [16]", "per_device_train_batch_size=4, train_batch_size: 4",
+     "Building 1-D device mesh with ['dp_shard'], [16]",
+     "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=8, cp=1, tp=1, ep=1, etp=1",
+     "per_device_train_batch_size=4, train_batch_size: 4",
      "global_batch_size: 1.02K", "my_world_size: 7", "NVIDIA driver 550", "GPU: NVIDIA Z999"],
 )  # fmt: skip
 def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
@@ -194,6 +196,10 @@ def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
         ("  train_micro_batch_size_per_gpu  4\n", "its micro batch size is 4, but that of the layout is 2"),
         ("  zero_optimization_stage ...... 2\n", "its ZeRO stage is 2, but that of the layout is 1"),
         ("Building 2-D device mesh with ['dp_shard', 'tp'], [8, 4]\n", "its device mesh has 32 ranks, but the layout has 16"),
+        (
+            "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1, etp=1\n",
+            "its device mesh has tp 2, but the layout has 1",
+        ),
         ("  tensor_model_parallel_size ... 2\n", "its tensor-parallel size is 2, but that of the layout is 1"),
         (
             "[titan] CUDA capacity: NVIDIA A100-SXM4-80GB with 79.25GiB memory\n",
@@ -216,3 +222,9 @@ def test_the_log_of_another_run_is_refused(said: str, sentence: str, tmp_path: P
 def test_memory_of_nanotron_and_nemo(line: str, bytes_: float, kind: str, tmp_path: Path) -> None:
     found = read_observation(written(tmp_path, f"{line}\n{STEPS}"), ONE, "h100_sxm")
     assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), kind)
+
+
+def test_the_average_at_the_end_of_a_run_is_read_where_nothing_else_is(tmp_path: Path) -> None:
+    end = "{'train_runtime': 200.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 0.5, 'train_loss': 2.1}\n"
+    assert step_seconds(end, BATCH)[0].tolist() == [2.0]
+    assert step_seconds("elapsed time per iteration (ms): 1500\n" + end, BATCH)[0].tolist() == [1.5]

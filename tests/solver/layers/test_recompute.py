@@ -10,10 +10,14 @@ import torch
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from toy import BYTE, FLOP, TINY, tiny
+from toy import BYTE, DEVICE, FLOP, TINY, layer_keys, run_of, tiny
 
-from solver.layers.program import FORWARD, LINEAR
+from solver.formats.model_file import shipped_model
+from solver.layers.decoder import layer_program
+from solver.layers.program import FORWARD, LINEAR, LayerProgram
 from solver.spec.choices import Recompute
+from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import layer_kinds
 
 
 def rerun(framework: str, level: Recompute, **layout: Any) -> set[str]:
@@ -89,6 +93,44 @@ def test_what_selection_by_op_saves_by_hand() -> None:
     assert saved[Recompute.SELECTIVE][0] == 32 * (2 * (64 + 64 + 32 + 128 + 64 + 64) + 4 * 4)
     assert saved[Recompute.FULL][0] == 32 * 2 * 64
     assert saved[Recompute.FULL][0] < saved[Recompute.SELECTIVE][0] < saved[Recompute.NONE][0]
+
+
+def torchtitan_layer(model: str, ep: int = 1, **constants: Any) -> LayerProgram:
+    """Return the last layer of a shipped model under torchtitan 0.2."""
+    spec = shipped_model(model)
+    run = run_of(8, 4096, framework="torchtitan-2026-02", **constants)
+    return layer_program(layer_keys("mtp", ep=ep), spec, run, cluster_of(DEVICE), layer_kinds(spec, 4096).kinds[-1])
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("llama3_8b", ["wq", "wv", "w1", "w2"]),
+        # its model calls wq_a, wq_b, wkv_a, wkv_b and wo in this order; of the shared expert w1, w3 and w2
+        ("deepseek_v3", ["q_down", "kv_down", "wo", "shared.w3"]),
+        ("gpt_oss_20b", []),  # linears with biases are torch's addmm, which is not among the ops that are kept
+    ],
+)
+def test_selection_by_op_counts_calls_of_mm(model: str, kept: list[str]) -> None:
+    ops = [op for op in torchtitan_layer(model).ops if op.kind == LINEAR and op.phase == FORWARD and op.module != "router"]
+    assert sorted(op.name for op in ops if Recompute.SELECTIVE not in op.recomputed_by) == sorted(kept)
+
+
+@pytest.mark.parametrize(("model", "keeps"), [("deepseek_v3", True), ("qwen3_30b_a3b", False)])
+def test_selection_by_op_keeps_the_exchange_but_of_qwen3(model: str, keeps: bool) -> None:
+    layer = torchtitan_layer(model, ep=8)
+    sends = [op for op in layer.ops if op.kind == "all2all" and op.phase == FORWARD]
+    assert sends and all((Recompute.SELECTIVE in op.recomputed_by) != keeps for op in sends)
+    (products,) = [np.ravel(tensor.bytes)[0] for tensor in layer.saved if tensor.name == "products"]
+    rows = 4096 * 8 * 2  # a token's rows at eight experts, sent and received
+    spec = shipped_model(model)
+    assert (products >= rows * spec.hidden_size * 2) == keeps
+
+
+def test_an_eager_gate_of_experts_keeps_the_activated_half_too() -> None:
+    eager, compiled = (torchtitan_layer("qwen3_30b_a3b", compile=on) for on in (False, True))
+    (more, less) = (next(np.ravel(t.bytes)[0] for t in one.saved if t.name == "expert_act_output") for one in (eager, compiled))
+    assert (more, less) == (2 * less, 4096 * 8 * 768 * 2)
 
 
 def test_maxtext_keeps_queries_keys_and_values() -> None:

@@ -18,7 +18,7 @@ from solver.spec.model_size import parameters
 from solver.step.memory import PARTS, Memory, least_memory
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
-from solver.step.states import trained_bytes
+from solver.step.states import gather_buffers, trained_bytes
 from solver.step.workspaces import workspace_bytes
 
 MODEL = ModelSpec(
@@ -272,6 +272,17 @@ def test_zero_3_shards_the_only_master_weights() -> None:
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     cast = 2 * (2 * 36_864 + 256 * 64 + 64) / elements  # the linears' and the head's
     np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4 + cast, 4, 8 / 8], [0, 0, 12 / 8]], rtol=1e-12)
+
+
+def test_megatron_fsdp_keeps_what_its_communication_unit_holds() -> None:
+    # TINY is smaller than a billion parameters: all of its layers are gathered, embedding and head stay, and whole gradients
+    # of all layers wait to be reduced; 2 bytes each
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="megatron-bridge", grad_dtype="bf16")
+    key, splits = np.array([0]), estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8)])
+    at_loss, in_layer = gather_buffers(problem, splits.table, key, splits.layouts.splits)[:, 3, 0]
+    layers = TINY.num_hidden_layers * splits.table.layers[0].parameters[0]
+    ends = splits.table.embedding.parameters[0] + splits.table.head.parameters[0]
+    assert (at_loss, in_layer) == (2 * ends, 2 * (ends + layers) + 2 * layers)
 
 
 def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
