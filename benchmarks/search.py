@@ -57,7 +57,10 @@ def one_core() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def main_job_seconds(repeats: int = 3) -> list[float]:
+_REPEATS = 3
+
+
+def main_job_seconds() -> list[float]:
     """Wall seconds of the main job, from process start to end, with cached fits."""
     command = [
         sys.executable,
@@ -69,7 +72,7 @@ def main_job_seconds(repeats: int = 3) -> list[float]:
         "h100_sxm",
     ]
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(1 + _REPEATS):
         start = time.perf_counter()
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         times.append(time.perf_counter() - start)

@@ -136,9 +136,9 @@ def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]
 
 
 @cache
-def code_version(package: Path = _PACKAGE) -> str:
+def code_version() -> str:
     """Hash of the sources that determine a fit: this package and the profile's readers."""
-    return source_digest([package, package.parent / "profiler"])
+    return source_digest([_PACKAGE, _PACKAGE.parent / "profiler"])
 
 
 def _cache_path(profile: Profile, cache_dir: Path) -> Path:

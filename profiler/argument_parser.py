@@ -28,6 +28,8 @@ class ArgumentParser(argparse.ArgumentParser):
             command = self._commands().get(str(getattr(found, "command", "")), self)
             option = unknown[0].split("=")[0]
             meant = closest(option, [*command._option_string_actions]) if option.startswith("--") else ""
+            others = [name for name, parser in self._commands().items() if option in parser._option_string_actions]
+            meant = f" ({option} is an option of {self.prog} {others[0]})" if others else meant
             command.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found
 

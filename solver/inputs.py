@@ -137,22 +137,23 @@ def environment_of(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:
+def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of_sweep: bool = False) -> Inputs:
     """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest.
 
-    config: is used instead of the file that the options name. shows: say in a terminal that a profile is being fitted.
+    config: is used instead of the file that the options name. of_sweep: one of many problems: no progress is shown, and
+    --approximate may change nothing for some of them.
     """
     config = config or named_config(args)
     cluster = load_cluster(args.cluster) if args.cluster else {}
     profile, said = chosen_profile(args.profile, cluster, args.as_device, args.pre_profiling_data_path)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
-    with status if shows else nullcontext():
+    with nullcontext() if of_sweep else status:
         problem = load_problem(
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
-    if shows and args.approximate and not (config.model.capped_scores or config.model.capped_logits):
+    if not of_sweep and args.approximate and not (config.model.capped_scores or config.model.capped_logits):
         raise InputError(f"--approximate changes nothing: {config.model.name} has no soft caps; leave it out")
     if getattr(args, "learned", None):
         problem, said = _learned(args.learned, problem, said)

@@ -15,7 +15,7 @@ from solver.api import configured_strategy, estimate, without_filling
 from solver.formats.config_file import RunConfig
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.strategy import Strategy
-from solver.step.memory import AT_RISK, FITS, OUT_OF_MEMORY, PARTS
+from solver.step.memory import AT_RISK, FITS, MEMORY_PARTS, OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
@@ -43,7 +43,7 @@ class Tried:
     def largest_part(self) -> tuple[str, float]:
         """Return the largest part of the memory and its bytes."""
         parts = self.solutions.memory.parts[:, 0]
-        return PARTS[int(parts.argmax())].replace("_", " "), float(parts.max())
+        return MEMORY_PARTS[int(parts.argmax())].replace("_", " "), float(parts.max())
 
 
 @dataclass(frozen=True)

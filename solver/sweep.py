@@ -73,7 +73,7 @@ def price(point: Point, options: Options) -> Row:
     """Return the row of one problem. What makes it impossible is its ``reason``; what no problem can have raises InputError."""
     row: Row = dict.fromkeys(COLUMNS) | asdict(point)
     try:
-        inputs = load_inputs(_arguments(point, options), shows=False)
+        inputs = load_inputs(_arguments(point, options), of_sweep=True)
         problem = inputs.problem
         row |= {"seq_len": problem.run.seq_len, "framework": problem.run.framework}
         sequences = _sequences(point, inputs)

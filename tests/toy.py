@@ -158,9 +158,9 @@ def tiny(
 
 def part(solutions: Solutions, name: str) -> np.ndarray:
     """Return the seconds of one part of the step, [layouts]."""
-    from solver.step.time import PARTS
+    from solver.step.time import TIME_PARTS
 
-    return solutions.times.parts[PARTS.index(name)]
+    return solutions.times.parts[TIME_PARTS.index(name)]
 
 
 def dims_of(layer: LayerProgram, label: str) -> dict[str, float]:

@@ -83,23 +83,23 @@ class Accuracy:
     pictures: Sequence[Path] = ()
 
 
-def chosen_profiles(names: Sequence[str], folder: Path = PROF_DATA) -> dict[str, Profile]:
+def chosen_profiles(names: Sequence[str]) -> dict[str, Profile]:
     """Label -> profile, for ``names``: shipped names or paths; "all" for every shipped one.
 
     Without names: the profile that predictions use. A label is the file's name without its ending. Raises InputError where two
     files have the same label.
     """
     if not names:
-        profile, _ = find_profile(folder=folder)
+        profile, _ = find_profile()
         return {profile.name: profile}
     profiles: dict[str, Profile] = {}
-    asked = [name for given in names for name in (shipped_profiles(folder) if given == ALL else [given])]
+    asked = [name for given in names for name in (shipped_profiles() if given == ALL else [given])]
     for name in dict.fromkeys(asked):
         path = Path(name) if name.endswith(".pt") or "/" in name else None
         label = path.stem if path else name
         if label in profiles:
             raise InputError(f"two profiles are called {label}; ask for them one at a time")
-        profiles[label] = find_profile(None if path else name, path, folder)[0]
+        profiles[label] = find_profile(None if path else name, path)[0]
     return profiles
 
 

@@ -80,11 +80,11 @@ class Session:
                 dist.destroy_process_group()
 
 
-def open_session(environment: Mapping[str, str] = os.environ) -> Session:
+def open_session() -> Session:
     """Join the job that torchrun started; without torchrun, a job of one rank. NCCL where there are GPUs, else gloo."""
-    world, rank = int(environment.get("WORLD_SIZE", 1)), int(environment.get("RANK", 0))
-    local = int(environment.get("LOCAL_RANK", 0))
-    per_node = _ranks_per_node(environment, world)
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    per_node = _ranks_per_node(os.environ, world)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:

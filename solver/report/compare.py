@@ -17,8 +17,7 @@ from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import difference_std, normal_cdf, spread_of
 from solver.report.words import PART_NAMES, seconds
-from solver.step.memory import FITS
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import FITS, MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
 

@@ -32,7 +32,7 @@ from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
-from solver.step.time import PARTS, reduces_whole
+from solver.step.time import TIME_PARTS, reduces_whole
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Line:
 
     name: str
     module: str
-    part: str  #: one of solver.step.time.PARTS
+    part: str  #: one of solver.step.time.TIME_PARTS
     kind: str
     seconds: float
     relative_std: float
@@ -91,7 +91,7 @@ class Explanation:
         return {kind: seconds / known for kind, seconds in sums.items()}
 
     def by_part(self) -> dict[str, float]:
-        return self._sum(lambda line: line.part, PARTS)
+        return self._sum(lambda line: line.part, TIME_PARTS)
 
     def by_module(self) -> dict[str, float]:
         """Compute and recomputation by module of the model."""
@@ -127,7 +127,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     chosen = solutions.layouts.one(index)
     row = int(solutions.layouts.row[index])
     key = int(solutions.terms.key[row])
-    parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
+    parts = dict(zip(TIME_PARTS, solutions.times.parts[:, index].tolist(), strict=True))
     stage = _explained_stage(solutions, index)
     m = float(chosen.splits.num_micro_batches[0])
     level = Recompute(int(chosen.recompute[0]))

@@ -26,7 +26,7 @@ from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.solutions import Solutions
 
 if TYPE_CHECKING:

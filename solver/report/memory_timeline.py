@@ -16,12 +16,12 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.report.timeline import WORDS, StepTimeline, step_timeline
-from solver.step.memory import PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import memory_of_passes
 from solver.step.solutions import Solutions
 
 #: Parts that stay through the step; the others come and go with passes.
-_STAYING = tuple(part for part in PARTS if part not in ("activations", "backward_buffers", "loss"))
+_STAYING = tuple(part for part in MEMORY_PARTS if part not in ("activations", "backward_buffers", "loss"))
 _BUFFERS = ("backward_buffers", "loss")
 #: Beginnings of the names of blocks.
 _HELD, _POSTPONED = "activations", "operands"
@@ -83,7 +83,7 @@ def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageM
     """Return the step of the first layout and the memory of every stage. Raises InputError for a step of too many passes."""
     step = step_timeline(solutions, 0)
     parts, update = memory_of_passes(solutions, 0)
-    named = dict(zip(PARTS, parts, strict=True))
+    named = dict(zip(MEMORY_PARTS, parts, strict=True))
     begin = step.end - sum(seconds for part, seconds in step.after if part in ("optimizer", "stragglers"))
     optimizer = begin, begin + dict(step.after).get("optimizer", 0.0)
     stages = []

@@ -27,10 +27,10 @@ from solver.search.variants import Variant
 from solver.spec.model_size import parameters
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import Strategy
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS as TIME_PARTS
+from solver.step.time import TIME_PARTS
 
 #: Layout fields that vary between layouts, first in every result; the constants of the run follow them.
 _VARYING = (

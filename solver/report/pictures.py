@@ -15,10 +15,10 @@ from solver.report.memory_timeline import StageMemory
 from solver.report.timeline import StepTimeline
 from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def stages_figure(solutions: Solutions) -> Figure:
     problem = solutions.problem
     times, memory = time_of_stages(solutions, 0), memory_of_stages(solutions, 0)
     figure, (left, right) = canvas(2)
-    names = [PART_NAMES[part] for part in PARTS]
+    names = [PART_NAMES[part] for part in TIME_PARTS]
     _stack(left, times, names, {"pipeline bubble": "0.85"})
     left.set_ylabel("time of a step [s]")
     outside = (memory.device - memory.allocated)[None]

@@ -101,8 +101,9 @@ def trainings(
             none[world] = str(error)
         else:
             low, high = explain(result.best, 0).interval
-            steps = tokens / float(result.best.tokens[0]) / DAY
-            days = (steps * low, steps * float(result.best.times.seconds[0]), steps * high)
+            steps = tokens / float(result.best.tokens[0])
+            low, median, high = (steps * seconds / DAY for seconds in (low, float(result.best.times.seconds[0]), high))
+            days = (low, median, high)
             found.append(Training(world, days, result, machine=machine))
         if progress:
             progress(number, len(worlds))

@@ -25,8 +25,7 @@ from solver.search.neighbours import neighbours
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.search.variants import BestLayout, Variant, surest
 from solver.spec.model_size import parameters
-from solver.step.memory import AT_RISK, FITS
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import AT_RISK, FITS, MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions

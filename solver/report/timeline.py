@@ -18,13 +18,13 @@ from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 MAX_PASSES = 200_000
 #: Parts of a step before the first pass, and after the last one.
 _BEFORE, _AFTER = ("parameter_gather",), ("gradient_accumulation", "gradient_sync", "optimizer", "stragglers")
 #: Parts that belong to the passes of a stage.
-_OF_PASSES = tuple(part for part in PARTS if part not in (*_BEFORE, *_AFTER, "bubble", "pp_transfer"))
+_OF_PASSES = tuple(part for part in TIME_PARTS if part not in (*_BEFORE, *_AFTER, "bubble", "pp_transfer"))
 #: Parts that are drawn among the collectives of data parallelism.
 _DATA_PARALLEL = ("parameter_gather", "gradient_sync")
 _THREADS = {
@@ -93,22 +93,22 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
     quiet = ends | (turn & splits_backward(schedule) & (vpp == 2))
-    parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
+    parts = dict(zip(TIME_PARTS, solutions.times.parts[:, index].tolist(), strict=True))
     before, after = (tuple((name, parts[name]) for name in names if parts[name] > 0) for names in (_BEFORE, _AFTER))
     title = f"{solutions.problem.model.name}, {describe(solutions, index)}"
     way = np.where(line.kind == "F", 0, 1)
     exposed = {name: np.where(line.kind == "W", 0.0, seconds[way, line.stage, line.chunk]) for name, seconds in streams.items()}
     return StepTimeline(
-        title,
-        line,
-        _critical(line),
-        np.where(quiet | (pp == 1) | overlapped, 0.0, send),
-        before,
-        after,
-        float(solutions.times.seconds[index]),
-        {name: seconds for name, seconds in exposed.items() if seconds.any()},
-        np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
-        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *V_SHAPED),
+        title=title,
+        line=line,
+        critical=_critical(line),
+        send=np.where(quiet | (pp == 1) | overlapped, 0.0, send),
+        before=before,
+        after=after,
+        predicted=float(solutions.times.seconds[index]),
+        exposed={name: seconds for name, seconds in exposed.items() if seconds.any()},
+        beside=np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
+        waits=solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *V_SHAPED),
     )
 
 
@@ -147,7 +147,7 @@ def _chunk_seconds(
         ways = end.times.forward[:, key].sum(), end.times.backward[:, key].sum(), end.times.weight_grad[key]
         times[:, stage, chunk] += ways
     micro_batches = float(terms.splits.num_micro_batches[row])
-    chosen = [PARTS.index(name) for name in _OF_PASSES]
+    chosen = [TIME_PARTS.index(name) for name in _OF_PASSES]
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
     deferred = _deferred(solutions, index) / micro_batches * float(terms.projection_weight_grad[row])
     whole[-1], times[1, -1, -1] = whole[-1] - deferred, times[1, -1, -1] - deferred

@@ -19,11 +19,11 @@ from solver.spec.pipeline_layout import layout_text
 from solver.step.layouts import Layouts
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 #: Shares of the fullest stage's layers that recomputation of whole layers is tried with.
 _SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-_BUBBLE = PARTS.index("bubble")
+_BUBBLE = TIME_PARTS.index("bubble")
 
 
 @dataclass(frozen=True)

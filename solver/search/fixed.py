@@ -60,7 +60,8 @@ def parse_pairs(option: str, text: str, each: str) -> dict[str, Any]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or name in found:
-            raise InputError(f"{option} {part}: give each {each}")
+            wrong = f"{name} is given twice" if equals else "it has no value"
+            raise InputError(f"{option} {part}: {wrong}; give each {each}")
         found[name] = _value(value)
     return found
 

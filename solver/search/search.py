@@ -227,7 +227,7 @@ def _sequences(problem: Problem, sequences: int | None, tokens: int | None) -> i
 
 def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
     return (
-        f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {estimated} layouts: the leanest "
-        f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more accelerators "
+        f"{problem.model.name} fits on {problem.run.world_size} GPUs in none of {estimated} layouts: the leanest "
+        f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more GPUs "
         "or more memory"
     )

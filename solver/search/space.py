@@ -78,7 +78,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())
         raise InputError(
-            f"no layout divides {world} accelerators and a global batch of {sequences} sequences of {problem.run.seq_len} "
+            f"no layout divides {world} GPUs and a global batch of {sequences} sequences of {problem.run.seq_len} "
             f"tokens for {model.name}: {reasons}; try another world_size or global batch"
         )
     return Space(Splits.concatenate(parts), rejected)

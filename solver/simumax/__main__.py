@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--trace", type=Path, metavar="FOLDER", help="write tracing_logs.json, one step for Chrome's trace viewer")
     p.add_argument("--search", action="store_true", help="search the fastest strategy that fits; other fields stay as they are")
     search = p.add_argument_group("search")
-    search.add_argument("--world_size", type=int, help="accelerators (default: the strategy's)")
+    search.add_argument("--world_size", type=int, help="GPUs (default: the strategy's)")
     search.add_argument("--gmi_error", type=float, default=6.0, help="GiB of every accelerator that are kept free (default: 6)")
     search.add_argument("--micro_batch_size", type=int, help="sequences of a micro batch (default: the strategy's)")
     search.add_argument("--global_batch_size", type=int, help="sequences of a step (default: the strategy's)")
@@ -92,7 +92,7 @@ def _search(args: argparse.Namespace, console: Console) -> None:
         dump_path=args.dump_path,
     )
     if not best:
-        raise InputError("no strategy of this search fits; keep less memory free, or give more accelerators or other sizes")
+        raise InputError("no strategy of this search fits; keep less memory free, or give more GPUs or other sizes")
     for name, value in best.items():
         console.print(f"{name}: {printable(str(value), 300)}", markup=False)
     if args.json:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import EXPERTS
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import recomputed_limit
 from solver.step.states import stage_state
-from solver.step.time import PARTS as TIME_PARTS
+from solver.step.time import TIME_PARTS
 
 #: Name of SimuMax -> parts of the step that it consists of, forward and backward compute aside.
 _TIMES = {

@@ -69,12 +69,12 @@ MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
 
 
 def check_world(world: int, node: int) -> None:
-    """Raise InputError unless ``world`` accelerators fill nodes of ``node`` accelerators (or a divisor of one node)."""
+    """Raise InputError unless ``world`` GPUs fill nodes of ``node`` GPUs (or a divisor of one node)."""
     if world > MAX_WORLD_SIZE:
-        raise InputError(f"world_size is {world}; this program estimates up to {MAX_WORLD_SIZE} accelerators")
+        raise InputError(f"world_size is {world}; this program estimates up to {MAX_WORLD_SIZE} GPUs")
     if (node % world if world < node else world % node) != 0:
         raise InputError(
-            f"world_size {world} does not fill nodes of {node} accelerators evenly; use a divisor or a multiple of {node}, "
+            f"world_size {world} does not fill nodes of {node} GPUs evenly; use a divisor or a multiple of {node}, "
             "or a cluster with another gpus_per_node"
         )
 

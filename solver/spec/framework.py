@@ -148,6 +148,7 @@ class DataParallel:
     #: Gradients of further micro batches are added inside the weight-gradient GEMM (under FSDP: to shards); otherwise a kernel
     #: of its own adds them to the buffer.
     fused_gradient_accumulation: bool = True
+    accumulation_casts: bool = False  #: the kernel that adds gradients to the buffer is preceded by one that casts them
     #: Behind a pipeline ZeRO-2 adds the whole gradients of every micro batch to fp32 ones, the first of which it casts to them
     #: (FSDP2's accumulate_unsharded_grad_if_needed), and reduces these after the last.
     accumulates_whole: bool = False
@@ -156,8 +157,6 @@ class DataParallel:
     #: FSDP1: a run may do so too (no_sync). Gradients stay in the type of compute, each micro batch's joined before they are
     #: added, and under ZeRO-2 the gathered weights stay until the last one (_runtime_utils.py, _should_free_in_backward).
     no_sync: bool = False
-    #: That kernel is preceded by another, which casts the gradient to the buffer's type.
-    accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
     #: Further traffic per parameter of a step on parameters that are not sharded (ZeRO-0), where gradients have 16 bits.

@@ -89,9 +89,8 @@ class Strategy:
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
     cross_entropy_fusion: bool = False
-    cross_entropy_fusion_impl: str = (
-        "te"  #: Transformer Engine's kernel, in place, Megatron's compiled functions in fp32, or with the projection
-    )
+    #: te: Transformer Engine's kernel, in place. native: Megatron's compiled functions, in fp32. linear: with the projection.
+    cross_entropy_fusion_impl: str = "te"
     moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
     moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
@@ -158,7 +157,7 @@ class Strategy:
         if self.offload_modules != "":
             modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", modules)
-        stage_layers(self.recompute_stage_layers)
+        recomputed_layers_of(self.recompute_stage_layers)
         for key in (
             "dropout",
             "fused_softmax",
@@ -199,7 +198,7 @@ class Strategy:
     @property
     def recomputed_of_stages(self) -> tuple[int, ...]:
         """The layers that each stage recomputes, where they are stated stage by stage; otherwise ()."""
-        return stage_layers(self.recompute_stage_layers)
+        return recomputed_layers_of(self.recompute_stage_layers)
 
     @property
     def modules_recomputed(self) -> tuple[str, ...]:
@@ -254,7 +253,7 @@ class Strategy:
         return replace(self, **changes)
 
 
-def stage_layers(text: str) -> tuple[int, ...]:
+def recomputed_layers_of(text: str) -> tuple[int, ...]:
     """Return the numbers of ``recompute_stage_layers``: "3+8+8+0" has (3, 8, 8, 0). Raises InputError for any other text."""
     if not isinstance(text, str) or (text and not re.fullmatch(r"\d{1,4}(\+\d{1,4})*", text)):
         raise InputError(

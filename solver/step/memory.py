@@ -24,7 +24,7 @@ from solver.step.states import embedding_gradient, gather_buffers, stage_state
 from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
-PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "backward_buffers", "loss", "gather_buffers")
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "backward_buffers", "loss", "gather_buffers")
 #: The upper bound adds BOUND_SHARE of the allocated bytes, by which measured peaks of known frameworks exceed the estimate, and
 #: BOUND_GAPS of those that come and go, because allocator gaps differ between runs.
 BOUND_SHARE, BOUND_GAPS = 0.03, 0.15
@@ -118,10 +118,10 @@ class PeakMemory:
     def parts(self, stage: int) -> np.ndarray:
         """Return the bytes of stage ``stage`` of the StageKinds: [parts, layouts]."""
         parts, absent, update = self.parts_of_passes(stage)
-        passing = slice(PARTS.index("activations"), len(PARTS))
+        passing = slice(MEMORY_PARTS.index("activations"), len(MEMORY_PARTS))
         at_step = update > parts[passing].sum(axis=0) - absent
-        parts[PARTS.index("gradients")] += np.where(at_step, absent, 0.0)
-        parts[PARTS.index("optimizer")] += np.where(at_step, update, 0.0)
+        parts[MEMORY_PARTS.index("gradients")] += np.where(at_step, absent, 0.0)
+        parts[MEMORY_PARTS.index("optimizer")] += np.where(at_step, update, 0.0)
         parts[passing] = np.where(at_step, 0.0, parts[passing])
         return parts
 
@@ -243,7 +243,7 @@ class PeakMemory:
 
 
 def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:
-    """Return bytes that each layout does not go below: states and activations of its first stage; [layouts].
+    """Return bytes that each layout does not go below: states, activations and the runtime's of its first stage; [layouts].
 
     Where a part of the layers is recomputed, as if all were.
     """
@@ -259,8 +259,9 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     group = splits.micro_batch_group
     flight = layers_in_flight(splits.schedule, splits.num_micro_batches, splits.pp, splits.vpp, layers, short, index, group)
     kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
-    activations = flight / np.maximum(layers, 1) * kept + problem.framework.memory.runtime_bytes
-    return state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
+    activations = flight / np.maximum(layers, 1) * kept
+    held = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
+    return np.asarray(held + problem.framework.memory.runtime_bytes)
 
 
 def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from solver.step.layouts import Layouts
-from solver.step.memory import PARTS as PARTS_OF_MEMORY
-from solver.step.memory import Memory, PeakMemory
+from solver.step.memory import MEMORY_PARTS, Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
 from solver.step.parameter_groups import stage_sizes, stages_of
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
 from solver.step.stage_seconds import end_recomputed, recomputed_limit, sends_of
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 
 def layers_of_stages(solutions: Solutions, index: int) -> np.ndarray:
@@ -39,7 +38,7 @@ def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
 
 def slowest_stage(solutions: Solutions, index: int) -> int:
     """Return the number (from 0) of the stage that layout ``index`` waits for."""
-    return int(np.argmin(time_of_stages(solutions, index)[PARTS.index("bubble")]))
+    return int(np.argmin(time_of_stages(solutions, index)[TIME_PARTS.index("bubble")]))
 
 
 def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
@@ -67,11 +66,11 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     streams[STREAMS.index("ep")] -= counts @ solutions.times.hidden[:, index]
     names = ("compute", *(f"{stream}_exposed" for stream in STREAMS[1:]))
     for name, seconds in zip(names, m * streams, strict=True):
-        parts[PARTS.index(name)] = seconds
-    parts[PARTS.index("recompute")] = m * again
+        parts[TIME_PARTS.index(name)] = seconds
+    parts[TIME_PARTS.index("recompute")] = m * again
     sends = sends_of(solutions.problem, terms, solutions.layouts.at(np.array([index])))
-    parts[PARTS.index("pp_transfer")] = m * np.where((head > 0) | (pp == 2), sends.at_end, sends.between)
-    bubble = PARTS.index("bubble")
+    parts[TIME_PARTS.index("pp_transfer")] = m * np.where((head > 0) | (pp == 2), sends.at_end, sends.between)
+    bubble = TIME_PARTS.index("bubble")
     parts[bubble] = 0.0
     parts[bubble] = solutions.times.seconds[index] - parts.sum(axis=0)
     return parts
@@ -94,7 +93,7 @@ def memory_of_passes(solutions: Solutions, index: int) -> tuple[np.ndarray, np.n
     what of them stays, [pp]."""
     peak = _peak_of_stages(solutions, index)
     parts, absent, update = (np.array(each) for each in zip(*map(peak.parts_of_passes, range(peak.stages)), strict=True))
-    gathered = parts[:, PARTS_OF_MEMORY.index("gather_buffers"), 0]
+    gathered = parts[:, MEMORY_PARTS.index("gather_buffers"), 0]
     return parts[..., 0].T, np.maximum((absent + update)[:, 0] - gathered, 0.0) * (update[:, 0] > 0)
 
 

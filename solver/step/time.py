@@ -24,7 +24,7 @@ from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
-PARTS = (*PIPELINE_PARTS, "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer", "stragglers")
+TIME_PARTS = (*PIPELINE_PARTS, "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer", "stragglers")
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     pipelines = pipeline_times(problem, terms, layouts.at(first))
     row, pipeline = layouts.row, pipelines.seconds[same]
     accumulation = _accumulation(problem, terms, layouts)
-    passes = pipelines.backward[same], pipelines.forward[same]
-    sync, gather = _synchronisation(problem, terms, layouts, *passes)
+    forward, backward = pipelines.forward[same], pipelines.backward[same]
+    sync, gather = _synchronisation(problem, terms, layouts, forward=forward, backward=backward)
     if problem.run.offload_gradients:
         number, beside = terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
-        sync = sync + late_gradients(terms.to_host[row], passes[0], number, layouts.zero, beside)
+        sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
     optimizer = optimizer + casts * terms.weight_casts[row]

@@ -19,8 +19,8 @@ import torch
 from predictor.cost_model import CostModel
 from solver.command_line import main
 from solver.console import main as console
-from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.time import PARTS
+from solver.step.memory import MEMORY_PARTS
+from solver.step.time import TIME_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "7B_internlm2.py"
@@ -90,7 +90,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, A
 
 
 def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
-    assert set(PARTS) == set(found["breakdown_s"]) and set(MEMORY_PARTS) == set(found["memory_parts_bytes"])
+    assert set(TIME_PARTS) == set(found["breakdown_s"]) and set(MEMORY_PARTS) == set(found["memory_parts_bytes"])
     step, layout = found["step_s"], found["layout"]
     assert sum(found["breakdown_s"].values()) == pytest.approx(step, rel=1e-9)
     assert sum(op["seconds"] for op in found["ops"]) == pytest.approx(step, rel=1e-9)
@@ -154,7 +154,7 @@ def test_the_csv_has_the_same_numbers(searched: tuple[str, dict[str, Any], Path]
         assert float(row["step_s"]) == found["step_s"] and float(row["tgs"]) == found["tgs"]
         assert [float(row["interval_low_s"]), float(row["interval_high_s"])] == found["interval_s"]
         assert {k: "" if v is None else str(v) for k, v in found["layout"].items()} == {k: row[k] for k in found["layout"]}
-        assert sum(float(row[f"{part}_s"]) for part in PARTS) == pytest.approx(found["step_s"], rel=1e-9)
+        assert sum(float(row[f"{part}_s"]) for part in TIME_PARTS) == pytest.approx(found["step_s"], rel=1e-9)
 
 
 def test_the_picture_is_a_png(searched: tuple[str, dict[str, Any], Path]) -> None:

@@ -31,7 +31,7 @@ from solver.search.search import search
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, placement
 from solver.spec.model import ModelSpec
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERNLM2 = ModelSpec(

@@ -64,11 +64,12 @@ def known_framework(name: str) -> Framework:
         families = {f.family for f in FRAMEWORKS}
         raise InputError(f"no framework is called {name!r}{closest(name, [*families, *names])}; known are {', '.join(names)}")
     if unknown := unknown_release(name):
-        of_family = [f.name for f in FRAMEWORKS if f.family == framework.family]
+        family = [f for f in FRAMEWORKS if f.family == framework.family]
         written = re.search(r"\W*".join(map(re.escape, unknown.split())), name, re.IGNORECASE)
         raise InputError(
-            f"{written[0] if written else unknown!r} of {name!r} is no release that is described; described are "
-            f"{', '.join(of_family)}; docs/frameworks.md says which others are alike"
+            f"{written[0] if written else unknown!r} of {name!r} is no release that is described"
+            f"{closest(name, [alias for f in family for alias in (f.name, *f.aliases)])}; described are "
+            f"{', '.join(f.name for f in family)}; docs/frameworks.md says which others are alike"
         )
     return framework
 

@@ -275,10 +275,10 @@ def test_nothing_is_executed(load, tmp_path, attack):
     "a = " + "(" * 500, "a = " + "-" * 200_000 + "1", "a = 1" + " + 1" * 50_000, "a = " + "9" * 9000, "a = '\0'",
 ])  # fmt: skip
 def test_no_file_makes_the_reader_slow(load, bomb):
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InputError, match=r"run\.py"):
         load(bomb)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(("text", "message"), [

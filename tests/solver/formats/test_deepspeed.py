@@ -17,7 +17,7 @@ from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.spec.frameworks import known_framework
 from solver.spec.strategy import Strategy
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 
 #: As Megatron-DeepSpeed's example of a Llama 2 writes it, with the numbers in their places.
 EXAMPLE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from solver.formats.export import exported
 from solver.formats.yaml_text import read_yaml
 from solver.spec.strategy import Strategy
 from solver.step.per_stage import time_of_stages
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 PRIMUS = "primus-2026"
 CONSTANTS: dict[str, dict[str, Any]] = {
@@ -189,4 +189,4 @@ def test_what_the_stages_recompute_comes_back_as_the_priced_layout() -> None:
     problem = load_problem(config, 16, profile=find_profile("h100_sxm")[0])
     read = configured_strategy(problem, config)
     assert (read.recompute, read.recompute_stage_layers) == ("full", "3+0")
-    assert time_of_stages(estimate(problem, [read]), 0)[PARTS.index("recompute")].tolist()[1] == 0.0
+    assert time_of_stages(estimate(problem, [read]), 0)[TIME_PARTS.index("recompute")].tolist()[1] == 0.0

@@ -27,7 +27,7 @@ from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.run_rules import modules_of
 from solver.spec.strategy import Strategy
-from solver.step.memory import PARTS
+from solver.step.memory import MEMORY_PARTS
 
 MODEL = load_run_config("configs/models/deepseek_v2_lite.json").model
 DENSE = load_run_config("configs/models/llama3_8b.json").model
@@ -64,7 +64,7 @@ def measured(
     problem = make_problem(model, 8, h100_model, framework=framework, recompute_modules=modules)
     ranks = {"ep": 8} if model.is_mixture_of_experts else {}
     found = estimated(problem, [problem.run.replace(**BASE, **ranks, recompute=recompute)])
-    return float(found.times.seconds[0]), float(found.memory.parts[PARTS.index("activations"), 0])
+    return float(found.times.seconds[0]), float(found.memory.parts[MEMORY_PARTS.index("activations"), 0])
 
 
 def test_bytes_by_hand(h100_model: CostModel) -> None:
@@ -216,7 +216,7 @@ def test_modules_of_multi_token_prediction_are_recomputed_with_all_layers_and_no
         model = MODEL.replace(num_hidden_layers=4, first_k_dense_replace=0, num_nextn_predict_layers=modules)
         problem = make_problem(model, 8, h100_model, framework=framework)
         found = estimated(problem, [problem.run.replace(**BASE, ep=8, **layout)])
-        return float(found.times.seconds[0]), float(found.memory.parts[PARTS.index("loss"), 0])
+        return float(found.times.seconds[0]), float(found.memory.parts[MEMORY_PARTS.index("loss"), 0])
 
     def added(modules: int, **layout: Any) -> float:
         return steps(modules, **layout)[0] - steps(modules, recompute="none")[0]

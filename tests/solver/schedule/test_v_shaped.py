@@ -26,8 +26,10 @@ from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.time import TIME_PARTS
 
 LLAMA = ModelSpec(
     name="llama", hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
@@ -122,7 +124,7 @@ def strategy_of(found: Solutions) -> Strategy:
     return found.layouts.strategy(0, found.problem.run)
 
 
-def test_one_layout_by_hand(h100_model: CostModel) -> None:
+def test_the_first_stage_has_both_ends(h100_model: CostModel) -> None:
     problem = make_problem(LLAMA, 8, h100_model, framework="megatron-lm-zero-bubble")
     base = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=0)
     wave = base.replace(vpp=2, schedule="zb-v", account_for_embedding_in_pipeline_split=False)
@@ -130,12 +132,12 @@ def test_one_layout_by_hand(h100_model: CostModel) -> None:
     layers = LLAMA.num_hidden_layers
     assert layers_of_stages(found, 1).tolist() == [layers // 4] * 4
     parts, memory = time_of_stages(found, 1), memory_of_stages(found, 1)
-    compute = parts[0]
+    compute = parts[TIME_PARTS.index("compute")]
     assert compute[0] > compute[1] == compute[2] == compute[3], "the first stage has the embedding and the head"
     np.testing.assert_allclose(parts.sum(axis=0), found.times.seconds[1], rtol=1e-12)
     assert memory.allocated.argmax() == 0
-    held = memory_of_stages(found, 0).parts[4]
-    np.testing.assert_allclose(memory.parts[4][1] / held[0], 1.0, rtol=1e-9)  # as many micro batches as 1F1B's first stage
+    held = memory_of_stages(found, 0).parts[kept := MEMORY_PARTS.index("activations")]
+    np.testing.assert_allclose(memory.parts[kept][1] / held[0], 1.0, rtol=1e-9)  # as many micro batches as 1F1B's first stage
 
 
 def test_what_cannot_run_is_refused(h100_model: CostModel) -> None:

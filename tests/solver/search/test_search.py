@@ -25,7 +25,7 @@ from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 

@@ -22,7 +22,7 @@ from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 #: Two dense layers, six with experts; latent attention; one module of multi-token prediction.
 DEEP = ModelSpec(
@@ -91,7 +91,9 @@ def test_parts_lines_and_stages_add_up(found: Solutions) -> None:
         stages, row = time_of_stages(found, index), found.layouts.row[index]
         np.testing.assert_allclose(stages.sum(axis=0), found.times.seconds[index], rtol=1e-9)
         # the slowest of all stages is the one that the closed form waits for, and the fullest the one that it names
-        assert stages[PARTS.index("bubble")].min() == pytest.approx(found.times.parts[PARTS.index("bubble"), index], abs=1e-9)
+        assert stages[TIME_PARTS.index("bubble")].min() == pytest.approx(
+            found.times.parts[TIME_PARTS.index("bubble"), index], abs=1e-9
+        )
         memory = memory_of_stages(found, index).allocated
         assert memory.max() == pytest.approx(found.memory.allocated[index], rel=1e-9)
         assert memory[found.memory.stage[index]] == pytest.approx(memory.max(), rel=1e-9)
@@ -118,7 +120,7 @@ def test_the_exchange_runs_beside_another_micro_batch(h100_model: CostModel) -> 
     assert ((splits.pp == 1) | (splits.vpp > 1)).all() and not (layouts.recompute == Recompute.FULL).any()
     one, other = (estimate_layouts(problem, layouts) for problem in (apart, beside))
     assert (other.times.seconds <= one.times.seconds).all()
-    exposed = PARTS.index("ep_exposed")
+    exposed = TIME_PARTS.index("ep_exposed")
     several = (column(layouts, "ep") > 1) & (column(layouts, "num_micro_batches") > 2 * column(layouts, "pp"))
     assert (other.times.parts[exposed] < one.times.parts[exposed])[several].all()
     alone = column(layouts, "num_micro_batches") == 1  # one micro batch has no other beside it

@@ -21,7 +21,7 @@ from solver.simai.workload_csv import CsvWorkload, Gemm, parse_workload_csv, wor
 from solver.simai.workload_text import PP_COMM, VPP, Collective, Group, TextWorkload, parse_workload_text, workload_text
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 
 @cache
@@ -49,7 +49,7 @@ def sent(text: TextWorkload, part: str, collective: Collective, group: Group) ->
 
 
 def times(solutions: Solutions) -> dict[str, float]:
-    return dict(zip(PARTS, solutions.times.parts[:, 0].tolist(), strict=True))
+    return dict(zip(TIME_PARTS, solutions.times.parts[:, 0].tolist(), strict=True))
 
 
 def compute_seconds(text: TextWorkload, table: CsvWorkload) -> tuple[float, float]:

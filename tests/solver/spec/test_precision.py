@@ -19,9 +19,9 @@ from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of
 from solver.spec.precision import ElementBytes, element_bytes
-from solver.step.memory import PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS as STEP_PARTS
+from solver.step.time import TIME_PARTS
 
 
 def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBytes:
@@ -141,7 +141,7 @@ def quantised(device: Device = DEVICE, **constants: Any) -> Solutions:
 
 def test_quantised_weights_are_held_beside_the_16_bit_ones_or_instead() -> None:
     # two layers of 36,864 weights in linears; a byte for the quantised copy and one for its transpose
-    linears, weights = 2 * 36_864, PARTS.index("weights")
+    linears, weights = 2 * 36_864, MEMORY_PARTS.index("weights")
     plain, beside, instead = (
         quantised(**c).memory.parts[weights, 0] for c in ({"precision": "bf16"}, {}, {"fp8_param_gather": True})
     )
@@ -157,7 +157,7 @@ def test_quantised_weights_are_held_beside_the_16_bit_ones_or_instead() -> None:
 
 
 def test_quantised_weights_are_gathered_in_a_byte() -> None:
-    gather, optimizer = STEP_PARTS.index("parameter_gather"), STEP_PARTS.index("optimizer")
+    gather, optimizer = TIME_PARTS.index("parameter_gather"), TIME_PARTS.index("optimizer")
     plain, beside, instead = (quantised(**c).times.parts[:, 0] for c in ({"precision": "bf16"}, {}, {"fp8_param_gather": True}))
     linears = 2 * 36_864
     assert beside[gather] == plain[gather]

@@ -18,7 +18,7 @@ from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.step.deferred_head import with_deferred
 from solver.step.layouts import Layouts
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts

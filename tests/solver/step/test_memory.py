@@ -15,7 +15,7 @@ from solver.spec.choices import SCHEDULES
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.step.memory import PARTS, Memory, least_memory
+from solver.step.memory import MEMORY_PARTS, Memory, least_memory
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.states import gather_buffers, trained_bytes
@@ -41,7 +41,7 @@ STATIC_PARTS = 4  #: this many of the first parts are allocated once and stay
 
 
 def parts(solutions: Solutions, index: int = 0) -> dict[str, float]:
-    return dict(zip(PARTS, solutions.memory.parts[:, index].tolist(), strict=True))
+    return dict(zip(MEMORY_PARTS, solutions.memory.parts[:, index].tolist(), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +212,14 @@ def test_interleaving_holds_more() -> None:
     model = TINY.replace(num_hidden_layers=16)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
-    held = found.memory.parts[PARTS.index("activations")] / TINY_SAVED
+    held = found.memory.parts[MEMORY_PARTS.index("activations")] / TINY_SAVED
     assert held.tolist() == [4 * 4, 11 * 2, 19 * 1]
 
 
 def test_memory_scales_with_micro_batch_and_parameters() -> None:
     problem = make_problem(MODEL, 1, toy_cost(), framework="generic")
     found = estimated(problem, [problem.run.replace(zero=0, micro_batch_size=b) for b in (1, 2, 4)])
-    activations = found.memory.parts[PARTS.index("activations")]
+    activations = found.memory.parts[MEMORY_PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
     # an 8B model trained in 16 bits on one device: 16 bytes per parameter, except for the padding of the vocabulary
     assert found.memory.parts[:3, 0].sum() == pytest.approx(16 * parameters(MODEL), rel=1e-3)
@@ -291,16 +291,16 @@ def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="fsdp")
     found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, num_micro_batches=2)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
-    assert found.memory.parts[PARTS.index("gradients"), 0] == 4 * elements / 8
+    assert found.memory.parts[MEMORY_PARTS.index("gradients"), 0] == 4 * elements / 8
     layers = TINY_LAYER * (2 * 2 + 2)
-    assert found.memory.parts[PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64) + 2 * (256 * 64 + 64)
+    assert found.memory.parts[MEMORY_PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64) + 2 * (256 * 64 + 64)
 
 
 def test_two_weight_ranks_hold_a_pool_too() -> None:
     # two blocks of 36,864 16-bit weights, however few ranks share them; none where each rank has its own weights
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
-    assert found.memory.parts[PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
+    assert found.memory.parts[MEMORY_PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
 
 
 def test_states_of_weight_shards_are_split_over_their_copies() -> None:
@@ -455,7 +455,7 @@ def test_at_the_loss_no_layer_is_gathered_and_the_first_micro_batch_has_no_gradi
         tiny("torchtitan-2025-06", 2, model, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=2, dp=2, num_micro_batches=m)
         for m in (1, 2)
     )
-    parts = [dict(zip(PARTS, found.memory.parts[:, 0].tolist(), strict=True)) for found in (one, two)]
+    parts = [dict(zip(MEMORY_PARTS, found.memory.parts[:, 0].tolist(), strict=True)) for found in (one, two)]
     layers, ends = 2 * (36864 + 2 * 64), 2 * 4096 * 64 + 64
     assert [part["gradients"] for part in parts] == [0.0, (layers + ends) / 2 * 4]
     head = 2 * (4096 * 64 + 64)  # bytes of the head, which stays gathered from its forward to its backward pass
@@ -468,7 +468,7 @@ def test_no_weight_gradient_of_the_head_waits_beside_the_only_micro_batch(schedu
     def loss(name: str) -> float:
         problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="zero-bubble")
         found = estimated(problem, [problem.run.replace(pp=2, dp=1, zero=0, num_micro_batches=1, schedule=name)])
-        return float(memory_of_stages(found, 0).parts[PARTS.index("loss"), -1])
+        return float(memory_of_stages(found, 0).parts[MEMORY_PARTS.index("loss"), -1])
 
     assert loss(schedule) == loss("1f1b") > 0
 
@@ -479,7 +479,7 @@ def test_a_middle_stage_has_whole_chunks_where_the_loss_counts_as_a_layer() -> N
     model = TINY.replace(num_hidden_layers=15)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
     layout = problem.run.replace(dp=1, pp=4, vpp=2, zero=0, num_micro_batches=16, account_for_loss_in_pipeline_split=True)
-    held = memory_of_stages(estimated(problem, [layout]), 0).parts[PARTS.index("activations")]
+    held = memory_of_stages(estimated(problem, [layout]), 0).parts[MEMORY_PARTS.index("activations")]
     assert held[1] == 9 * 2 * TINY_SAVED
 
 
@@ -489,7 +489,7 @@ def test_one_tensor_rank_gathers_nothing_and_whole_activations_need_no_buffer() 
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
     layouts = [{"tp": 2, "tp_mode": "msp"}, {"tp": 2, "tp_mode": "mtp"}, {"dp": 2}]
     found = estimated(problem, [problem.run.replace(**{"dp": 1, "zero": 0, **layout}) for layout in layouts])
-    workspaces = found.memory.parts[PARTS.index("workspaces")]
+    workspaces = found.memory.parts[MEMORY_PARTS.index("workspaces")]
     assert (workspaces - workspaces[2]).tolist() == [2 * 32 * 64 * 2, 0, 0]
     gaps = found.memory.reserved - found.memory.allocated - 0.35 * found.memory.parts[STATIC_PARTS:].sum(axis=0)
     assert gaps[2] == pytest.approx(0, abs=1e-3)
@@ -514,7 +514,7 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
     problem = make_problem(replace(TINY, num_hidden_layers=4), 1, toy_cost(), seq_len=seq, compile=True, grad_dtype="fp32",
                            framework="profiler-train")  # fmt: skip
     found = estimated(problem, [problem.run.replace(zero=0, num_micro_batches=m) for m in (1, 2)])
-    one, two = (dict(zip(PARTS, column, strict=True)) for column in found.memory.parts.T)
+    one, two = (dict(zip(MEMORY_PARTS, column, strict=True)) for column in found.memory.parts.T)
     gradients = 4 * (4 * TINY_LAYER + 2 * 256 * 64 + 64)
     assert two["gradients"] == gradients and two["loss"] > 0
     if gradients < two["activations"]:  # the loss is the peak of both

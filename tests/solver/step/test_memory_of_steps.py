@@ -15,13 +15,13 @@ from solver.spec.model_size import parameters
 from solver.spec.precision import element_bytes
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
-from solver.step.memory import PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
 from solver.step.states import bucket_bytes
 
 MODEL = TINY.replace(num_hidden_layers=4)
-OPTIMIZER, ACTIVATIONS = PARTS.index("optimizer"), PARTS.index("activations")
+OPTIMIZER, ACTIVATIONS = MEMORY_PARTS.index("optimizer"), MEMORY_PARTS.index("activations")
 MESSAGE = 32 * 64 * 2  #: 32 tokens of 64 values in 16 bits
 
 
@@ -67,7 +67,7 @@ def test_narrow_moments_are_widened_for_the_step() -> None:
 
     wide, narrow = updated("fp32"), updated("bf16")
     owned = parameters(MODEL) / 2
-    passing = float(narrow.memory.parts[PARTS.index("workspaces") + 1 :, 0].sum())
+    passing = float(narrow.memory.parts[MEMORY_PARTS.index("workspaces") + 1 :, 0].sum())
     assert passing == 0.0  # no activations while the optimizer runs, which is the peak here
     assert narrow.memory.parts[OPTIMIZER, 0] == pytest.approx(owned * (2 + 4 + 8))
     assert wide.memory.parts[OPTIMIZER, 0] == pytest.approx(owned * 12)

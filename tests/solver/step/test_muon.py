@@ -13,7 +13,7 @@ from solver.report.explain import explain
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.step.layouts import Layouts
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 

@@ -20,10 +20,10 @@ from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 LINK, MEMORY = 50e9, 40e9
 HOST = {"host_link_gb_s": LINK / 1e9, "host_memory_gb_s": MEMORY / 1e9}
@@ -39,7 +39,7 @@ def stepped(cost: CostModel, layout: dict[str, Any] | None = None, host: bool = 
 
 
 def part(found: Solutions, name: str) -> float:
-    return float(found.times.parts[PARTS.index(name), 0])
+    return float(found.times.parts[TIME_PARTS.index(name), 0])
 
 
 def held(found: Solutions, name: str) -> float:

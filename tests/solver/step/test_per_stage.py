@@ -7,10 +7,10 @@ import pytest
 from toy import estimated, make_problem, some_layouts, toy_cost
 
 from solver.spec.model import ModelSpec
-from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import layers_of_stages, memory_of_stages, slowest_stage, time_of_stages
 from solver.step.solutions import estimate_layouts
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=14, num_attention_heads=16,
                   num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
@@ -28,9 +28,9 @@ def test_the_slowest_and_the_fullest_stage_are_those_of_the_estimate(framework: 
         counts, times, memory = layers_of_stages(found, index), time_of_stages(found, index), memory_of_stages(found, index)
         assert len(counts) == times.shape[1] == memory.parts.shape[1] == pp and counts.sum() == layers
         np.testing.assert_allclose(times.sum(axis=0), found.times.seconds[index], rtol=1e-12)
-        slowest = int(np.argmin(times[PARTS.index("bubble")]))
+        slowest = int(np.argmin(times[TIME_PARTS.index("bubble")]))
         np.testing.assert_allclose(times[:, slowest], found.times.parts[:, index], rtol=1e-9, atol=1e-15)
-        assert (times[PARTS.index("bubble")] >= -1e-12 * found.times.seconds[index]).all()
+        assert (times[TIME_PARTS.index("bubble")] >= -1e-12 * found.times.seconds[index]).all()
         np.testing.assert_allclose(memory.parts.sum(axis=0), memory.allocated, rtol=1e-12)
         fullest = int(np.argmax(memory.device))
         assert memory.device[fullest] == pytest.approx(found.memory.device[index], rel=1e-12)
@@ -54,7 +54,7 @@ def test_two_stages_by_hand() -> None:
     layer = float((table.layer.times.forward + table.layer.times.backward)[0, key])
     head = float((table.head.times.forward + table.head.times.backward)[0, key])
     embedding = float((table.embedding.times.forward + table.embedding.times.backward)[0, key])
-    compute = time_of_stages(found, index)[PARTS.index("compute")]
+    compute = time_of_stages(found, index)[TIME_PARTS.index("compute")]
     np.testing.assert_allclose(compute, [8 * (2 * layer + embedding), 8 * (2 * layer + head)], rtol=1e-12)
 
 
@@ -65,9 +65,9 @@ def test_with_many_micro_batches_no_stage_has_less_than_no_bubble() -> None:
     found = estimated(problem, [problem.run.replace(pp=8, dp=1, num_micro_batches=512)])
     times = time_of_stages(found, 0)
     np.testing.assert_allclose(times.sum(axis=0), found.times.seconds[0], rtol=1e-12)
-    assert slowest_stage(found, 0) == 7 and (times[PARTS.index("bubble")] >= 0).all()
-    sent = times[PARTS.index("pp_transfer")]
-    assert sent[7] == pytest.approx(sent[3] / 2) == found.times.parts[PARTS.index("pp_transfer"), 0] > 0
+    assert slowest_stage(found, 0) == 7 and (times[TIME_PARTS.index("bubble")] >= 0).all()
+    sent = times[TIME_PARTS.index("pp_transfer")]
+    assert sent[7] == pytest.approx(sent[3] / 2) == found.times.parts[TIME_PARTS.index("pp_transfer"), 0] > 0
 
 
 def test_a_middle_stage_is_the_fullest_where_messages_stay() -> None:

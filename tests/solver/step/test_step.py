@@ -36,7 +36,7 @@ from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.step_ops import send_recv_ops
-from solver.step.time import PARTS
+from solver.step.time import TIME_PARTS
 
 LLAMA = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -81,7 +81,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     layout = problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=3)
     found = estimated(problem, [layout])
     assert found.times.seconds[0] == pytest.approx(step, rel=1e-12)
-    by_part = dict(zip(PARTS, found.times.parts[:, 0], strict=True))
+    by_part = dict(zip(TIME_PARTS, found.times.parts[:, 0], strict=True))
     assert by_part == pytest.approx(
         {
             "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "ep_exposed": 0,
@@ -277,7 +277,7 @@ def test_explanations_agree_with_the_estimate(sample: Callable[[str], Solutions]
         assert why.seconds == found.times.seconds[index]
         assert sum(line.seconds for line in why.lines) == pytest.approx(why.seconds, rel=1e-9)
         shares = why.by_part()
-        for name, seconds in zip(PARTS, found.times.parts[:, index], strict=True):
+        for name, seconds in zip(TIME_PARTS, found.times.parts[:, index], strict=True):
             assert shares[name] == pytest.approx(seconds, abs=1e-9 * why.seconds), name
         assert sum(why.by_basis().values()) == pytest.approx(1, rel=1e-9)
         low, high = why.interval

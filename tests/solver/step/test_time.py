@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, TINY, part, tiny
 
-from solver.step.memory import PARTS
+from solver.step.memory import MEMORY_PARTS
 from solver.step.offload import late_gradients
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
@@ -83,7 +83,7 @@ def test_deferred_gradients_are_added_whole_and_reduced_once(zero: int) -> None:
     scatter = elements * (4 * LINK + 4 * 2.7 * BYTE)
     assert often - four == pytest.approx(3 * scatter, rel=1e-6)
     assert four == pytest.approx(one if zero == 2 else 4 * one - 3 * scatter, rel=1e-6)
-    gradients = [found.memory.parts[PARTS.index("gradients"), 0] for found in (late[1], each[1])]
+    gradients = [found.memory.parts[MEMORY_PARTS.index("gradients"), 0] for found in (late[1], each[1])]
     assert gradients == pytest.approx([4 * elements, 4 * elements / 2], rel=1e-9)
 
 
@@ -96,7 +96,7 @@ def test_under_no_sync_gradients_are_joined_and_added_in_sixteen_bits(zero: int)
     elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
     assert part(whole, "gradient_accumulation")[0] == pytest.approx(elements * 3 * 10 * BYTE, rel=1e-9)
     assert part(each, "gradient_accumulation")[0] == 0
-    gradients = [found.memory.parts[PARTS.index("gradients"), 0] for found in (whole, each)]
+    gradients = [found.memory.parts[MEMORY_PARTS.index("gradients"), 0] for found in (whole, each)]
     assert gradients == pytest.approx([2 * elements, 4 * elements / 2], rel=1e-9)
     saved = 3 * elements * (2 * LINK + 4 * 2 * BYTE)  # three reduce-scatters, and the four passes of their copies
     name = "gradient_sync" if zero == 2 else "fsdp_exposed"
