@@ -145,8 +145,8 @@ NAMED_ALIKE: Mapping[str, str] = {
     if (key := flag.replace("-", "_")) not in _TAKEN and not (key.startswith(("no_", "disable_")) and key != "no_rope_freq")
 }  # fmt: skip
 KNOWN: Known = keys(
-    "checkpoint dataset dist ft inprocess_restart logger nvrx_straggler profiling rerun_state_machine rng scheduler straggler "
-    "tensor_inspect tokenizer validation",
+    "checkpoint peft dataset dist ft inprocess_restart logger nvrx_straggler profiling rerun_state_machine rng scheduler "
+    "straggler tensor_inspect tokenizer validation",
     model=keys(
         " ".join((*_TAKEN, *NAMED_ALIKE.values())) + " cpu_offloading fp8_wgrad overlap_p2p_comm transformer_layer_spec "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
@@ -194,6 +194,7 @@ LEFT_OUT_KEYS: Mapping[str, str] = {
 }
 _OFF = (False, None, "none")
 DESCRIBED: Described = {
+    "peft": ((None,), "training adapters alone"),
     "model.enable_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),

@@ -1,8 +1,8 @@
 """The words of a shell script with its own variables put in. The script is read, never run.
 
-Understood are assignments (also arrays, +=), $NAME, ${NAME}, ${NAME[@]}, ${NAME:-default}, whole-number $((...)), and
-conditions that compare such values; commands that another shell is given as one word are among the script's. What depends on
-the environment, on files or on programs stays as it is written, with its ``$``.
+Understood are assignments (also arrays, +=), $NAME, ${NAME}, ${NAME[@]}, ${NAME:-default}, ${NAME:+word}, whole-number
+$((...)), and conditions that compare such values; commands that another shell is given as one word are among the script's.
+What depends on the environment, on files or on programs stays as it is written, with its ``$``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from solver.formats.shell_tokens import KEPT
 
 _EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
 OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
-_BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
 
 EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
@@ -105,6 +105,8 @@ def variable_value(state: State, written: str, used: set[str]) -> str | None:
     name, how, default = match.groups()
     if name.isdecimal() and state.hides_arguments:
         return None
+    if how and "+" in how:
+        return _alternative(state, name, how, str(default), used)
     if name in state.variables and (how is None or (state.variables[name] or Word("?")).text or ":" not in how):
         known = state.variables[name]
         used |= known.defaults if known else set()
@@ -117,6 +119,19 @@ def variable_value(state: State, written: str, used: set[str]) -> str | None:
     if "=" in how:
         state.variables[name] = Word(str(default), frozenset({name}))
     return str(default)
+
+
+def _alternative(state: State, name: str, how: str, text: str, used: set[str]) -> str | None:
+    """Return what ${name+text} is: nothing where the variable is not set, and with ``:+`` where it is empty."""
+    if name not in state.variables:  # only the environment may set it
+        used.add(name)
+        state.defaults[name] = "not set"
+        return ""
+    known = state.variables[name]
+    if known is None:
+        return None
+    used |= known.defaults
+    return text if known.text or ":" not in how else ""
 
 
 def set_variable(state: State, name: str, word: Word | None) -> None:

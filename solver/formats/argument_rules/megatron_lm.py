@@ -152,7 +152,8 @@ _SIZES = (
          lambda a: implies("num-experts" in a, a.world % (_etp(a) * _ep(a) * _pp(a)) == 0)),
     Rule("--global-batch-size is a multiple of --micro-batch-size times the data-parallel ranks",
          "num_microbatches_calculator.py",
-         lambda a: a.size("global-batch-size") % (a.size("micro-batch-size") * _replicas(a)) == 0),
+         lambda a: implies("global-batch-size" in a,
+                           a.size("global-batch-size") % (a.size("micro-batch-size") * _replicas(a)) == 0)),
     Rule("--num-distributed-optimizer-instances divides the replicas and needs --use-distributed-optimizer", _STATE,
          lambda a: implies(_instances(a) > 1, "use-distributed-optimizer" in a
                            and _replicas(a) * _cp(a) % _instances(a) == 0)),

@@ -67,6 +67,10 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("TP=4\n( TP=2; echo hi )", 4),
         ("SIZE=${1:-70b}\ncase $SIZE in\n  7b) TP=1 ;;\n  70b) TP=4 ;;\n  *) echo no; exit 1 ;;\nesac", 4),
         ("export A=1 TP=4\r", 4),
+        ("USE=true; TP=${USE:+4}", 4),
+        ("EMPTY=; TP=2${EMPTY:+4}", 2),
+        ("EMPTY=; TP=${EMPTY+4}", 4),
+        ("TP=2${NOT_SET:+4}", 2),  # the environment may have it, which is said
     ],
 )
 def test_variables_are_what_the_commands_that_run_make_them(script: str, tp: int, tmp_path: Path) -> None:
