@@ -51,7 +51,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
     ops = graphed_ops(shapes, with_sequence_copies(shapes, recomputed_ops(shapes, ops)))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
-    stream = shapes.norm_tokens * model.hidden_size * shapes.element
+    stream = shapes.norm_tokens * model.hidden_size * shapes.stream_element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
     buffer = scores_buffer(shapes) * kind.softmax + token_buffer(shapes)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
@@ -66,22 +66,31 @@ def _saved(shapes: Shapes, of_attention: list[Saved], of_mlp: list[Saved], kind:
     """
     model, shard = shapes.model, shapes.keeps_shard | shapes.keys.is_mode(TpMode.ISP)
     linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * shapes.input_element
-    stream = shapes.norm_tokens * model.hidden_size * shapes.element
+    stream = shapes.norm_tokens * model.hidden_size * shapes.stream_element
     quantised = shapes.input_element != shapes.element
     shared = linear_input * (shapes.copies_kept_inputs and model.shared_expert_intermediate_size > 0)
     mlp_input = stream + shared if quantised and kind.experts else linear_input
-    first = [Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention)))]
+    of_queries, of_gate = _copies(shapes)
+    first = [Saved("norm1_output", linear_input * (of_queries + (quantised and model.has_latent_attention)))]
     second = [Saved("residual1", stream)] if kind.blocks == 2 else []
     return [
         Saved("layer_input", stream, dropped_by=()),
         *(first if kind.mixes_tokens else []),
         *of_attention,
-        *([*second, Saved("norm2_output", mlp_input)] if kind.has_mlp and model.norms_per_layer > 1 else []),
+        *([*second, Saved("norm2_output", mlp_input * of_gate)] if kind.has_mlp and model.norms_per_layer > 1 else []),
         *of_mlp,
         *([Saved("branch_outputs", kind.blocks * stream)] if model.norms_per_layer == 4 else []),
         *_dropout_masks(shapes),
         *unfused_norm_saved(shapes),
     ]
+
+
+def _copies(shapes: Shapes) -> tuple[int, int]:
+    """Return how many copies of the norms' outputs the linears after them keep: each its own of an fp32 one."""
+    kernels = shapes.framework.kernels
+    if not shapes.wide_stream:
+        return 1, 1
+    return 1 if kernels.fused_qkv else 3, 1 if kernels.fused_gate_up else shapes.model.up_matrices
 
 
 def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
@@ -92,7 +101,7 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     positions = model.learned_positions(run.seq_len) * model.hidden_size
     ops = [
         # the lookup reads and writes each element; its gradient is added to a row of the table: read twice, written once
-        *memory_bound("lookup", "embedding", "embedding", elements, 2 * shapes.element, 4 * shapes.element),
+        *memory_bound("lookup", "embedding", "embedding", elements, 2 * shapes.stream_element, 4 * shapes.stream_element),
         *_table_gradient(shapes),
         tp_collective(shapes, "sum", "embedding", "all_reduce", FORWARD, mtp),
         tp_collective(shapes, "sum", "embedding", "reduce_scatter", FORWARD, shapes.sequence_split),
@@ -127,11 +136,13 @@ def _dropout_masks(shapes: Shapes) -> list[Saved]:
 def _residual(shapes: Shapes, name: str) -> list[Op]:
     """Residual addition: two reads and a write in forward; backward adds the two gradients of the stream.
 
-    Dropout is fused into the addition: its mask is one more byte, and its gradient one more kernel.
+    Dropout is fused into the addition: its mask is one more byte, and its gradient one more kernel. Of an fp32 stream the
+    branch's gradient is cast to 16 bits.
     """
     elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(shapes.dropout)
-    backward = 3 * shapes.element + mask * (2 * shapes.element + 1)
-    return memory_bound(name, "residual", "residual", elements, 3 * shapes.element + mask, backward)
+    e, stream = shapes.element, shapes.stream_element
+    backward = 3 * stream + (stream + e) * shapes.wide_stream + mask * (2 * e + 1)
+    return memory_bound(name, "residual", "residual", elements, 2 * stream + e + mask, backward)
 
 
 def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:

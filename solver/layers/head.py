@@ -34,7 +34,7 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     """
     shapes = Shapes.of(keys, model, run, cluster)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
-    stream = shapes.norm_tokens * model.hidden_size * shapes.element
+    stream = shapes.norm_tokens * model.hidden_size * shapes.stream_element
     vocab_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * shapes.element
     probabilities, transient = _loss_bytes(shapes)
     # the tangent's output; with the projection a chunk's is gone with the chunk

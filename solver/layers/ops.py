@@ -15,6 +15,7 @@ from solver.layers.program import (
     INPUT_GRAD,
     LINEAR,
     MEMORY_BOUND,
+    VOCABULARY,
     WEIGHT_GRAD,
     Array,
     Op,
@@ -48,16 +49,26 @@ def linear(
 
     forward = replace(gemm(FORWARD, m, n, k), recomputed_by=WHOLE_LAYER)
     return [
-        *_autocast(shapes, name, module, n * k, dtype), forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
+        *_autocast(shapes, name, module, n * k, m * k, dtype), forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
         *filled(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
     ]  # fmt: skip
 
 
-def _autocast(shapes: Shapes, name: str, module: str, elements: Array, dtype: str) -> list[Op]:
-    """Return the casts of a weight held in fp32 to 16 bits and, in the backward pass, of its gradient to fp32."""
+#: Linears that read a norm's output.
+_AFTER_NORMS = ("wq", "wk", "wv", "wqkv", "w1", "w3", "w13", VOCABULARY)
+
+
+def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Array, dtype: str) -> list[Op]:
+    """Return the casts of a weight held in fp32 to 16 bits and, in the backward pass, of its gradient to fp32; and the same of
+    an input that a norm made in fp32.
+
+    weights, inputs: elements of each.
+    """
     if not shapes.framework.memory.fp32_weights or dtype in ("fp32", "tf32"):
         return []
-    casts = memory_bound(f"{name}.autocast", module, "copy", elements, HALF + FP32, HALF + FP32)
+    casts = memory_bound(f"{name}.autocast", module, "copy", weights, HALF + FP32, HALF + FP32)
+    if shapes.wide_stream and name in _AFTER_NORMS:
+        casts += memory_bound(f"{name}.input_autocast", module, "copy", inputs, HALF + FP32, HALF + FP32)
     return [replace(op, launches=0.0) for op in casts]  # the host launches them as a part of the linear
 
 
@@ -195,7 +206,7 @@ def gradient_sums(shapes: Shapes, name: str, module: str, readers: int) -> list[
     shared = shapes.framework.tensor_parallel.shares_input | _gathered_by_norm(shapes)
     tokens = np.where(shared, shapes.linear_tokens, shapes.norm_tokens)
     passes, elements = 1 if shapes.run.compile else 3, (readers - 1) * tokens * shapes.model.hidden_size
-    sums = memory_bound(f"{name}.gradients", module, "residual", elements, 0.0, (readers > 1) * passes * shapes.element)
+    sums = memory_bound(f"{name}.gradients", module, "residual", elements, 0.0, (readers > 1) * passes * shapes.stream_element)
     return [replace(op, launches=readers - 1.0) for op in sums]
 
 

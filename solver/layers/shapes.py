@@ -15,7 +15,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
-from solver.spec.recipes import Recipe, delays_scales, recipe_name, recipe_of
+from solver.spec.recipes import FP32, HALF, Recipe, delays_scales, recipe_name, recipe_of
 from solver.spec.strategy import Strategy
 
 
@@ -105,6 +105,16 @@ class Shapes:
     def context_elements(self) -> np.ndarray:
         """Elements of the attention core's output."""
         return self.tokens * self.heads * self.model.value_head_dim
+
+    @property
+    def wide_stream(self) -> bool:
+        """Whether the residual stream of a 16-bit run is fp32."""
+        return self.framework.memory.wide_stream and self.element == HALF
+
+    @property
+    def stream_element(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return FP32 if self.wide_stream else self.element
 
     @property
     def overlaps_backward_collectives(self) -> bool:

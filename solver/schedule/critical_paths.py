@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +35,19 @@ def v_shaped_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndar
 
     waits: stages wait for each other at the end of a step; otherwise the longest span of a stage is the time of a step.
     """
-    paths = critical_paths(schedule, pp, micro_batches)[0 if waits else 1]
-    return (paths @ passes.reshape(9, -1)).max(axis=0)
+    paths = critical_paths(schedule, pp, micro_batches)
+    return ((paths.makespan if waits else paths.span) @ passes.reshape(9, -1)).max(axis=0)
+
+
+class Paths(NamedTuple):
+    """How many passes of each kind are on the longest paths, of the makespan and of the longest span: [paths, 9] each."""
+
+    makespan: np.ndarray
+    span: np.ndarray
 
 
 @lru_cache(maxsize=1024)
-def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many passes of each kind are on the longest paths, of the makespan and of the longest span: [paths, 9]."""
+def critical_paths(schedule: str, pp: int, micro_batches: int) -> Paths:
     last = min(micro_batches, STEADY * pp)
     ratios = np.array([
         [chunk * seconds for chunk in (*ends, 1.0) for seconds in (1.0, *of_backward)]
@@ -52,8 +59,7 @@ def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarr
         repeated = ends - before
         # a negative count: another path is longest than with fewer micro batches
         ends = np.where(np.any(repeated < 0, axis=2, keepdims=True), 0.0, ends + repeated * (micro_batches - last) / pp)
-    makespan, span = (_lower_bounds(paths, ratios) for paths in ends.transpose(1, 0, 2))
-    return makespan, span
+    return Paths(*(_lower_bounds(paths, ratios) for paths in ends.transpose(1, 0, 2)))
 
 
 def _lower_bounds(paths: np.ndarray, ratios: np.ndarray) -> np.ndarray:

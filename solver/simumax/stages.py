@@ -85,7 +85,8 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
 
         def state(names: set[str], stage: int = stage) -> np.ndarray:
             some = {name: share for name, share in shares.items() if name in names}
-            return stage_state(problem, table, key, some, splits, stages, stage)[:3, zero, 0]
+            found = stage_state(problem, table, key, some, splits, stages, stage)
+            return np.array([found.weights, found.gradients, found.optimizer])[:, zero, 0]
 
         beside = state(set())
         parts = dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True))

@@ -258,6 +258,9 @@ class MemoryUse:
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False
+    #: The embedding's output is then fp32 too, and with it the residual stream; a linear that reads a norm's output casts it
+    #: for itself and keeps its own 16-bit copy (autocast keeps only casts of weights).
+    wide_stream: bool = False
     weights_as_moments: bool = False  #: narrow moments are those of 16-bit parameters, of which there is no fp32 copy
     fused_adam_copies: bool = False  #: Adam with narrow moments is Transformer Engine's (spec.precision)
     keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones

@@ -20,7 +20,7 @@ from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
-from solver.step.states import embedding_gradient, gather_buffers, stage_state
+from solver.step.states import StateBytes, embedding_gradient, gather_buffers, stage_state
 from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -64,16 +64,14 @@ class Memory:
 
 
 class _StageBytes(NamedTuple):
-    """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. absent: of the gradients
-    what is not there while the loss is computed, [4, splits]; freed: the share of the activations that is not there any more
-    when all gradients are, [splits]; update: what lives while the optimizer's step runs, [4, splits].
+    """Bytes of one stage. absent: of the gradients what is not there while the loss is computed, [4 ZeRO stages, splits];
+    freed: the share of the activations that is not there any more when all gradients are, [splits].
     Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what lives while the loss, or a
     layer's backward pass, runs."""
 
-    state: np.ndarray
+    state: StateBytes
     absent: np.ndarray
     freed: np.ndarray
-    update: np.ndarray
     activations: np.ndarray
     kept: np.ndarray
     loss: np.ndarray
@@ -131,29 +129,29 @@ class PeakMemory:
         row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
         at_loss, _, _ = self._moments(held)
-        state, absent, update = held.state[:, self._layouts.zero, row], self._of_zero(held.absent), self._of_zero(held.update)
+        weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state)
+        absent = self._of_zero(held.absent)
         activations = held.activations[pipeline]
         freed = held.freed[row] * activations
         before = at_loss | (absent <= freed)  # the first gradients; else the last
         absent, freed = np.where(before, absent, 0.0), np.where(before, 0.0, freed)
-        state[1] -= absent
         there = np.where(at_loss, held.loss[pipeline], 0.0), np.where(at_loss, 0.0, held.backward[pipeline])
         buffers = np.where(at_loss, *self._buffers)
         passing = np.array([activations - freed, there[1], held.kept[pipeline] + there[0], buffers])
-        return np.stack([*state, self._workspaces[row], *passing]), absent, update
+        return np.stack([weights, gradients - absent, optimizer, self._workspaces[row], *passing]), absent, update
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
         held = self._stage_bytes(stage)
         at_loss, loss, backward = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + np.where(at_loss, loss, backward)
-        state = self._of_zero(held.state.sum(axis=0) + self._workspaces)
+        state = self._of_zero(held.state.held + self._workspaces)
         absent: Any = 0.0
         if held.absent.any():
             absent = np.where(at_loss, self._of_zero(held.absent), self._replaced(held))
-        if not held.update.any():
+        if not held.state.update.any():
             return state - absent + dynamic, dynamic
-        update = self._of_zero(held.update)
+        update = self._of_zero(held.state.update)
         return state + np.maximum(dynamic - absent, update), np.where(update > dynamic - absent, update, dynamic)
 
     def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -209,12 +207,12 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
         zero_stages = self._layouts.zero_stages
-        *state, update = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
-        absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
+        state = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
+        absent = state.gradients * ((m == 1) & problem.framework.memory.frees_gradients)
         if problem.framework.memory.bucket_views:
             absent[:3] *= splits.dp * splits.cp == 1
         freed = 1 - 1 / np.maximum(layers, 1)
-        return _StageBytes(np.array(state), absent, freed, update, activations, kept_logits, loss, backward)
+        return _StageBytes(state, absent, freed, activations, kept_logits, loss, backward)
 
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""
@@ -251,7 +249,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     stages = stages_of(problem, splits)
     shares = shard_ranks(problem, splits)
     zero_stages = layouts.zero_stages
-    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages)[:3].sum(axis=0)
+    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages).held
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

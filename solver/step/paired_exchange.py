@@ -13,6 +13,7 @@ delayed weight gradients (arXiv 2412.19437, figure 4).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,21 @@ from solver.step.op_estimates import LayerTimes, OpEstimates
 #: Layers that are simulated, and of these those that are left out of the mean: the first pairs fill the two streams.
 _LAYERS, _FIRST = 24, 8
 _STREAM = "ep"  #: of the exchange
+
+
+class _Compute(NamedTuple):
+    """Seconds of passes: [keys] each."""
+
+    forward: np.ndarray
+    inputs: np.ndarray  #: gradients of inputs
+    weights: np.ndarray  #: gradients of weights
+
+
+class _Messages(NamedTuple):
+    """Seconds of an exchange in each pass: [keys] each."""
+
+    forward: np.ndarray
+    backward: np.ndarray
 
 
 def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTimes) -> np.ndarray:
@@ -42,14 +58,14 @@ def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTime
                 found[_pass_of(op)] += row
         return found
 
-    def compute(of_experts: bool) -> list[np.ndarray]:
-        return seconds(lambda op: op.stream != _STREAM and _of_experts(op) == of_experts, 3)
+    def compute(of_experts: bool) -> _Compute:
+        return _Compute(*seconds(lambda op: op.stream != _STREAM and _of_experts(op) == of_experts, 3))
 
-    def sent(name: str) -> list[np.ndarray]:
-        return seconds(lambda op: op.stream == _STREAM and op.name.startswith(name), 2)
+    def sent(name: str) -> _Messages:
+        return _Messages(*seconds(lambda op: op.stream == _STREAM and op.name.startswith(name), 2))
 
     attention, experts, dispatch, combine = compute(False), compute(True), sent(DISPATCH), sent(COMBINE)
-    attention[0] = attention[0] + times.waits
+    attention = attention._replace(forward=attention.forward + times.waits)
     both = np.array([_steady_seconds(attention, experts, dispatch, combine, delays) for delays in (False, True)])
     communication = np.sum([*dispatch, *combine], axis=0)
     slowed = sum((exposed[i] * estimates.contention[i] for i, op in enumerate(estimates.ops) if op.stream == _STREAM), 0.0)
@@ -68,26 +84,23 @@ def _of_experts(op: Op) -> bool:
 
 
 def _steady_seconds(
-    attention: list[np.ndarray], experts: list[np.ndarray], dispatch: list[np.ndarray], combine: list[np.ndarray], delays: bool
+    attention: _Compute, experts: _Compute, dispatch: _Messages, combine: _Messages, delays: bool
 ) -> np.ndarray:
-    """Return the seconds from one layer to the next, once the streams are full: the mean of some.
-
-    attention, experts: forward pass, gradients of inputs and of weights. dispatch, combine: forward and backward.
-    """
-    nothing = np.zeros_like(attention[0])
-    experts_with, experts_after = (nothing, experts[2]) if delays else (experts[2], nothing)
-    attention_with, attention_after = (nothing, attention[2]) if delays else (attention[2], nothing)
+    """Return the seconds from one layer to the next, once the streams are full: the mean of some. delays: weight gradients."""
+    nothing = np.zeros_like(attention.forward)
+    experts_with, experts_after = (nothing, experts.weights) if delays else (experts.weights, nothing)
+    attention_with, attention_after = (nothing, attention.weights) if delays else (attention.weights, nothing)
     computed = gradient = combined = filled = nothing
     for layer in range(_LAYERS):
         if layer == _FIRST:
             filled = combined
-        attention_f = np.maximum(computed, combined) + attention[0]
-        combine_b = np.maximum(combined, gradient) + combine[1]
-        experts_b = np.maximum(attention_f, combine_b) + experts[1] + experts_with
-        dispatch_f = np.maximum(combine_b, attention_f) + dispatch[0]
-        dispatch_b = np.maximum(dispatch_f, experts_b) + dispatch[1]
-        experts_f = np.maximum(experts_b + experts_after, dispatch_f) + experts[0]
-        combined = np.maximum(dispatch_b, experts_f) + combine[0]
-        gradient = np.maximum(experts_f, dispatch_b) + attention[1] + attention_with
+        attention_f = np.maximum(computed, combined) + attention.forward
+        combine_b = np.maximum(combined, gradient) + combine.backward
+        experts_b = np.maximum(attention_f, combine_b) + experts.inputs + experts_with
+        dispatch_f = np.maximum(combine_b, attention_f) + dispatch.forward
+        dispatch_b = np.maximum(dispatch_f, experts_b) + dispatch.backward
+        experts_f = np.maximum(experts_b + experts_after, dispatch_f) + experts.forward
+        combined = np.maximum(dispatch_b, experts_f) + combine.forward
+        gradient = np.maximum(experts_f, dispatch_b) + attention.inputs + attention_with
         computed = gradient + attention_after
     return (combined - filled) / (_LAYERS - _FIRST)

@@ -12,6 +12,7 @@ from solver.schedule.closed_forms import (
     fixed_order_seconds,
     v_shaped_pipeline_seconds,
 )
+from solver.spec.choices import Recompute
 from solver.step.deferred_head import with_deferred
 from solver.step.interleaved import interleaved_pipeline_seconds
 from solver.step.layouts import Layouts
@@ -137,7 +138,7 @@ def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np
     Above 1 where recomputation keeps less than they need.
     """
     row = layouts.row
-    kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, 0, row]
+    kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, Recompute.NONE, row]
     held = over_kinds(stage.recomputed, kept) + over_kinds(stage.layers - stage.recomputed, whole)
     return over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
 
@@ -169,9 +170,9 @@ def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: Layer
     limit, row, level = problem.run.offload_layers, layouts.row, layouts.recompute
     if limit:
         moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), row)
-        return over_kinds(moved[0], _of_whole_layers(problem, terms.saved[:, 0, row], layer))
+        return over_kinds(moved[0], _of_whole_layers(problem, terms.saved[:, Recompute.NONE, row], layer))
     if not problem.run.offload_modules:
         return np.zeros(len(layouts))
-    whole = exposed_transfer(problem, terms.offloaded[:, 0, row], layer.forward, layer.backward)
+    whole = exposed_transfer(problem, terms.offloaded[:, Recompute.NONE, row], layer.forward, layer.backward)
     again = exposed_transfer(problem, terms.offloaded[:, level, row], layer.forward, layer.backward + layer.recompute)
     return over_kinds(stage.layers - stage.recomputed, whole) + over_kinds(stage.recomputed, again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,25 @@ from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds, over_kinds
 
 
+class StateBytes(NamedTuple):
+    """Bytes on a stage by ZeRO stage, each [4 ZeRO stages, splits]. update: what the optimizer's step adds."""
+
+    weights: np.ndarray
+    gradients: np.ndarray
+    optimizer: np.ndarray
+    update: np.ndarray
+
+    @property
+    def held(self) -> np.ndarray:
+        """Of weights, gradients and optimizer states: [4 ZeRO stages, splits]."""
+        return self.weights + self.gradients + self.optimizer
+
+
 def stage_state(
     problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], splits: Splits,
     stages: StageKinds, stage: int, zero_stages: Iterable[int] = range(4),
-) -> np.ndarray:  # fmt: skip
-    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
-    [4, 4 ZeRO stages, splits].
+) -> StateBytes:  # fmt: skip
+    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds.
 
     shares: ranks over which ZeRO shards the parameters, of the groups that are asked for, each of shape [splits]. zero_stages:
     those that are asked for; the rows of others are not filled in.
@@ -34,8 +48,9 @@ def stage_state(
     everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards
     those that it gathers.
     """
-    out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    out[1] += _gradient_buffers(problem, table, key, stages.has_head[stage])
+    weights, gradients, optimizer = np.zeros((3, 4, len(key)))
+    update = np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
+    gradients += _gradient_buffers(problem, table, key, stages.has_head[stage])
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
     late = (splits.num_micro_batches > 1) & problem.defers_sync
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
@@ -46,20 +61,19 @@ def stage_state(
         more = more_than_even(problem, table, key, name, shares[name], stages, stage)
         partitioned = np.minimum(elements, updated + more)
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
-            out[0, :3] += problem.element_bytes.activation * elements
-            out[0, 3] += problem.element_bytes.activation * partitioned
+            weights[:3] += problem.element_bytes.activation * elements
+            weights[3] += problem.element_bytes.activation * partitioned
             continue
         trained += elements
-        out[0] += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
+        weights += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zero_stages:
             whole = piped & (zero == 2) | late & (zero > 1)
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
-            out[:3, zero] += held
+            weights[zero], gradients[zero], optimizer[zero] = np.array([weights[zero], gradients[zero], optimizer[zero]]) + held
             update[int(name == EXPERTS), zero] += step
-    out[1] += bucket_bytes(problem, trained, splits)
-    out[3] = update.max(axis=0)
-    return out
+    gradients += bucket_bytes(problem, trained, splits)
+    return StateBytes(weights, gradients, optimizer, update.max(axis=0))
 
 
 def _weight_copies(

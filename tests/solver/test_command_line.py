@@ -525,7 +525,7 @@ def test_invalid_batches(batch: int) -> None:
 
 def test_a_model_that_fits_nowhere() -> None:
     message = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
-    assert re.search(r"fits on 8 accelerators in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", message)
+    assert re.search(r"fits on 8 GPUs in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", message)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])

@@ -51,7 +51,7 @@ DDP = Framework(
     ),
     recomputation=Recomputation(stops_early=True),
     # gradient_as_bucket_view is off: the buckets are as large as all gradients
-    memory=MemoryUse(fp32_weights=True, synchronisation_bytes=(4.0, 4.0)),
+    memory=MemoryUse(fp32_weights=True, wide_stream=True, synchronisation_bytes=(4.0, 4.0)),
 )
 
 #: The reference trainer of this project, which divides a model in every way that it measures.
@@ -64,7 +64,10 @@ PROFILER_TRAIN = DDP.derive(
         "zero_stages": (0, 1, 2, 3), "tp_modes": (TpMode.MTP, TpMode.MSP), "pipeline": True, "replicated_kv_heads": False,
     },
     kernels={"flash_attention": 0},  # scaled_dot_product_attention of torch 2.11 runs cuDNN's kernels on Hopper
-    memory={"synchronisation_bytes": (0.0, 0.0), "frees_gradients": True, "bucket_views": True},
+    memory={
+        "synchronisation_bytes": (0.0, 0.0), "frees_gradients": True, "bucket_views": True,
+        "wide_stream": False,  # profiler/train/model.py casts the embedding's output
+    },
 )  # fmt: skip
 
 #: Parameters are views of one buffer, whose gradients autograd joins and FSDP divides before it reduce-scatters them.

@@ -322,7 +322,7 @@ def test_a_batch_that_no_layout_divides_names_the_reasons() -> None:
     with pytest.raises(InputError) as caught:
         search(problem, 8)
     sentence = str(caught.value)
-    assert "no layout divides 7 accelerators" in sentence and "\n" not in sentence
+    assert "no layout divides 7 GPUs" in sentence and "\n" not in sentence
     for reason in ("heads", "global batch", "stages than layers"):
         assert reason in sentence
 

@@ -49,7 +49,7 @@ def test_worlds_fill_nodes(world: int, node: int, fills: bool) -> None:
 
 def test_the_largest_world() -> None:
     check_world(1_048_576, 8)
-    with pytest.raises(InputError, match="up to 1048576 accelerators"):
+    with pytest.raises(InputError, match="up to 1048576 GPUs"):
         check_world(1_048_576 + 8, 8)
 
 
