@@ -379,7 +379,7 @@ def test_one_odd_line_does_not_lose_the_other_cases(tmp_path: Path) -> None:
         (("--set", "fp8_param_gather=true"), "fp8_param_gather changes nothing with precision bf16; leave it out"),
         (("--framework", "megatron-core", "--set", "overlap_weight_gather=false"),
          "overlap_weight_gather changes nothing under megatron-core-0.12, which has no isp; leave it out"),
-        (("--set", "precision"), "--set precision: give each constant once"),
+        (("--set", "precision"), "--set precision: it has no value; give each constant once"),
         (("--set", "precision=int3"), "precision is 'int3'; it must be one of"),
         (("--jobs", 2), "--jobs shares a search; give --run_all_solu too"),
     ],

@@ -105,10 +105,10 @@ def test_the_example_of_the_readme_is_what_the_command_prints(folder: Path, caps
     run(command)
     printed = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     figures = [line for line in shown if line != "..." and not line.startswith("TGS")]
-    assert len(figures) == 8
+    assert len(figures) == 7
     for line in figures:
         assert re.sub(r"\s+", " ", line) in printed, line
-    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[5])
+    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[4])
     assert found is not None
     tgs, step, low, high = map(float, found.groups())
     days = 1e12 / (tgs * 512) / 86400
