@@ -35,6 +35,7 @@ STRATEGIES = {
     "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
 }  # fmt: skip
+_TWICE = "fsdp_activation_checkpointing excludes --gradient_checkpointing (transformers' trainer.py)"
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 
 KNOWN: Known = keys(
@@ -103,6 +104,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
     refusals = broken(RULES, Arguments(flattened(sections), world))
+    if sharded and again and batch.get("recompute") == "full":
+        refusals += (_TWICE,)
     assumed, per_node = tuple(sorted(stated - batch.keys())), world // machines if machines > 1 else 0
     return FileRun(model, layout | batch, assumed, ignored, notes, refusals, per_node)
 

@@ -246,7 +246,9 @@ def test_skipped_cases_are_listed() -> None:
 def test_the_page_has_every_table() -> None:
     found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), memory_prediction("x-3", 5 * GIB, peak_memory_gib=4.0)]
     text = accuracy.document(found, {}, [], [], "here")
-    assert "pics/here_time.jpg" in text and "it reads 3 measured runs" in text and "compares the 2 that state a step time" in text
+    assert (
+        "pics/here_time.jpg" in text and "it reads 3 measured runs" in text and "compares the 2 that state a step time" in text
+    )
     assert not set("{}") & set(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,14 @@ def test_sixteen_bit_parameters_under_ddp_are_refused(tmp_path: Path) -> None:
         load(tmp_path, TEMPLATE.replace("distributed_type: FSDP", "distributed_type: MULTI_GPU"), script)
     with pytest.raises(InputError, match="--torch_dtype bfloat16 under mixed_precision no is not described"):
         load(tmp_path, TEMPLATE.replace("mixed_precision: bf16", "mixed_precision: 'no'"), script)
+
+
+def test_checkpointing_that_both_ask_for_is_refused_by_the_trainer(tmp_path: Path) -> None:
+    script = SCRIPT.rstrip() + " --gradient_checkpointing\n"
+    twice = "fsdp_activation_checkpointing: "
+    for on, refusals in (("true", 1), ("false", 0)):
+        config = load(tmp_path, re.sub(f"{twice}.*", twice + on, TEMPLATE), script)
+        assert len(config.refusals) == refusals and config.layout["recompute"] == "full"
 
 
 def test_a_script_may_have_another_name(tmp_path: Path) -> None:
