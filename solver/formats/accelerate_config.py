@@ -15,7 +15,7 @@ from profiler.errors import InputError, shown
 from solver.formats.argument_rules.accelerate import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside, script_beside
-from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
+from solver.formats.known_keys import Described, Known, keys, open_sections, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.script_words import arguments, program_at, script_words, settings_after
 from solver.formats.section_reader import SectionReader
@@ -77,9 +77,7 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     Raises InputError for keys and values that are not known or not described, and without a config.json beside it.
     """
     where = str(source.path)
-    check_keys(sections, KNOWN, "", where)
-    file = SectionReader(sections, "", where, set())
-    check_described(file, DESCRIBED)
+    file = open_sections(sections, KNOWN, DESCRIBED, where)
     world, machines = file.whole("num_processes"), file.whole("num_machines", 1)
     if world % machines:
         raise file.wrong("num_processes", f"a multiple of num_machines {machines}")

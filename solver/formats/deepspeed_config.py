@@ -28,7 +28,7 @@ from solver.formats.deepspeed_names import (
     TRAINERS,
 )
 from solver.formats.file_run import FileRun, Source, model_beside, script_beside
-from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.known_keys import open_sections, unread_keys
 from solver.formats.launch import ranks_of_launch
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
@@ -68,9 +68,7 @@ def is_deepspeed(plain: Mapping[str, Any]) -> bool:
 def read_deepspeed(source: Source) -> FileRun:
     """Return the run of a JSON file. Raises InputError for keys and values that are not known or not described."""
     where, sections = str(source.path), _section(json_object(source.text, source.path))
-    check_keys(sections, KNOWN, "", where)
-    file = SectionReader(sections, "", where, set())
-    check_described(file, DESCRIBED)
+    file = open_sections(sections, KNOWN, DESCRIBED, where)
     script = script_beside(source)
     words = script_words(script) if script else ()
     settings = _zero(file) | _precision(file, _trainers(words, script))

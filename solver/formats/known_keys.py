@@ -53,6 +53,14 @@ def unread_keys(section: Section, known: Known, path: str, read: set[str]) -> li
     return found
 
 
+def open_sections(sections: Section, known: Known, described: Described, where: str) -> SectionReader:
+    """Return a reader of a file's sections. Raises InputError for keys that are not known and values that are not described."""
+    check_keys(sections, known, "", where)
+    file = SectionReader(sections, "", where, set())
+    check_described(file, described)
+    return file
+
+
 def check_described(file: SectionReader, rules: Described) -> None:
     """Raise InputError for a value whose effect is not described, with what the effect is."""
     for dotted, (allowed, what) in rules.items():

@@ -12,7 +12,7 @@ from profiler.errors import InputError
 from solver.formats.argument_rules.nanotron import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source
-from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
+from solver.formats.known_keys import Described, Known, keys, open_sections, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
@@ -66,9 +66,7 @@ def is_nanotron(sections: Section) -> bool:
 def read_nanotron(sections: Section, source: Source) -> FileRun:
     """Return the run of a file. Raises InputError for keys and values that are not known or not described."""
     where = str(source.path)
-    check_keys(sections, KNOWN, "", where)
-    file = SectionReader(sections, "", where, set())
-    check_described(file, DESCRIBED)
+    file = open_sections(sections, KNOWN, DESCRIBED, where)
     parallelism = file.section("parallelism")
     dp, tp, pp = (parallelism.whole(key) for key in ("dp", "tp", "pp"))
     layout = {

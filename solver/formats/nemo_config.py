@@ -8,7 +8,7 @@ from solver.formats.argument_rules.megatron_lm import CORE
 from solver.formats.argument_rules.nemo import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside
-from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.known_keys import open_sections, unread_keys
 from solver.formats.launch import Launch
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
@@ -39,9 +39,7 @@ def is_nemo(sections: Section) -> bool:
 def read_nemo(sections: Section, source: Source) -> FileRun:
     """Return the run of a file. Raises InputError for keys and values that are not known or not described."""
     where = str(source.path)
-    check_keys(sections, KNOWN, "", where)
-    file = SectionReader(sections, "", where, set())
-    check_described(file, DESCRIBED)
+    file = open_sections(sections, KNOWN, DESCRIBED, where)
     trainer, model = file.section("trainer"), file.section("model")
     flags = _model(model) | _vocabulary(model, source) | _precision(trainer, model) | _optimizer(model.section("optim"))
     launch = Launch(trainer.whole("num_nodes", 1), trainer.whole("devices"))

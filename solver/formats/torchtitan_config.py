@@ -13,7 +13,7 @@ from typing import Any
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.argument_rules.torchtitan import RULES
 from solver.formats.file_run import FileRun, Source, model_beside
-from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.known_keys import open_sections, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.model_file import shipped_model
 from solver.formats.section_reader import SectionReader
@@ -47,9 +47,7 @@ def read_torchtitan(source: Source) -> FileRun:
     """Return the run of a TOML file. Raises InputError for keys and values that are not known or not described."""
     tables, where = read_toml(source.text, source.path), str(source.path)
     release = _release(tables)
-    check_keys(tables, release.known, "", where)
-    file = SectionReader(tables, "", where, set())
-    check_described(file, release.described)
+    file = open_sections(tables, release.known, release.described, where)
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model, source.world)
     longest = int(layout["seq_len"])  # ModelArgs.update_from_config: a flavor's own length gives way to the run's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from solver.search.divisions import Division, divisions, divisors
 from solver.spec.choices import SCHEDULES, V_SHAPED
@@ -14,9 +15,25 @@ from solver.spec.strategy import chunks_broken, groups_fit, smallest_group
 from solver.step.problem import Problem
 
 
-def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, ...]]:
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, micro_batch_group, *Division) of ``pp`` stages that the
-    framework runs."""
+class PipelineRun(NamedTuple):
+    """How a pipeline of given stages runs one data-parallel rank's sequences. schedule: index into SCHEDULES."""
+
+    micro_batch_size: int
+    num_micro_batches: int
+    schedule: int
+    vpp: int
+    micro_batch_group: int
+    division: Division
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The numbers in order, those of the division last."""
+        *others, division = self
+        return (*others, *division)
+
+
+def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[PipelineRun]:
+    """Return the runs of ``pp`` stages that the framework offers."""
     framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
     group, overlaps = run.micro_batch_group, run.moe_exchange_overlap
     schedules = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
@@ -32,46 +49,44 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
         return []
     further = predicted_beside(framework, problem.model)
     divided = [
-        way for way in divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
-        if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)
-        and (way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
+        (vpp, division) for vpp, division in divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
+        if overlap_runs(overlaps, pp, vpp, "none", further) and (not group or vpp > 1)
+        and (vpp == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
     ]  # fmt: skip
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
-    batches = _batches(divided, schedules, (pp, group, can_run.micro_batch_groups), sequences, rejected)
-    if not batches:
+    found = _runs(divided, schedules, sequences, rejected, pp=pp, group=group, tries_others=can_run.micro_batch_groups)
+    if not found:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
     if can_run.unfilled_stages is None:
-        return batches
+        return found
     least = pp - can_run.unfilled_stages
-    filled = [batch for batch in batches if batch[1] >= least or SCHEDULES[batch[2]] != "1f1b"]
-    if few := len(batches) - len(filled):
+    filled = [run for run in found if run.num_micro_batches >= least or SCHEDULES[run.schedule] != "1f1b"]
+    if few := len(found) - len(filled):
         rejected[f"fewer micro batches than 1F1B takes under {framework.name}"] += few
     return filled
 
 
-def _batches(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int, bool], sequences: int,
-    rejected: Counter[str],
-) -> list[tuple[int, ...]]:  # fmt: skip
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, micro_batch_group, *Division) for one data-parallel rank's
-    sequences.
+def _runs(
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], sequences: int, rejected: Counter[str],
+    *, pp: int, group: int, tries_others: bool,
+) -> list[PipelineRun]:  # fmt: skip
+    """Return all of the stages' divisions and chunks, by each schedule and micro-batch size.
 
-    of: pp, the micro batches of a group that interleaves (0: pp), and whether other ones are tried where pp does not fit.
+    group: the micro batches of a group that interleaves (0: pp). tries_others: whether others are where pp does not fit.
     """
-    pp, stated, tries = of
-    found: list[tuple[int, ...]] = []
+    found: list[PipelineRun] = []
     plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *V_SHAPED)]
     interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
     v_shaped = [name for name in schedules if name in V_SHAPED]
     for size in divisors(sequences):
         count = sequences // int(size)
-        group = stated if stated or not tries else smallest_group(count, pp)
-        in_groups = groups_fit(count, pp, group) and (not group or group >= pp)
+        fits = group if group or not tries_others else smallest_group(count, pp)
+        in_groups = groups_fit(count, pp, fits) and (not fits or fits >= pp)
         for vpp, division in divided:
             ways = plain if vpp == 1 else interleaved * in_groups
             if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
                 ways = ways + [SCHEDULES.index(name) for name in v_shaped if not chunks_broken(name, pp, vpp, count)]
-            found += [(int(size), count, code, vpp, group * (code in interleaved), *division) for code in ways]
+            found += [PipelineRun(int(size), count, code, vpp, fits * (code in interleaved), division) for code in ways]
         if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
             rejected["interleaving needs micro batches in multiples of pp"] += chunked
     return found

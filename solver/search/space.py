@@ -153,12 +153,12 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sharing:
         rejected["no tensor-parallel mode runs with that tp and cp"] += 1
         return None
-    batches = pipelines(problem, pp, sequences, rejected)
-    if not batches:
+    runs = pipelines(problem, pp, sequences, rejected)
+    if not runs:
         return None
-    i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
+    i, j = (index.ravel() for index in np.indices((len(sharing), len(runs))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
-    size, count, schedule, vpp, group, *ends = np.array(batches, dtype=np.int64)[j].T
+    size, count, schedule, vpp, group, *ends = np.array([run.columns for run in runs], dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
         mode=mode, wp=wp, zero_shard_size=shard, ep=ep, etp=etp, micro_batch_size=size, num_micro_batches=count,
