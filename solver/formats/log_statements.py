@@ -26,7 +26,6 @@ _NAMES = {
 _MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d+(?:, ?\d+)*)\]")
 #: Since 0.2: Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=4, ep=1, etp=1.
 _DEGREES = re.compile(r"device mesh with parallelism: (\w+=\d+(?:, \w+=\d+)*)")
-_RANKS = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}  #: degree -> axis of a layout
 _GPU = re.compile(r"\b((?:NVIDIA|AMD Instinct)[ -][A-Z]{1,2}\d{2,3}[\w-]*)((?: [\w-]+){0,3})")
 
 
@@ -63,7 +62,7 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
 
 def _check_degrees(said: dict[str, str], path: Path, run: Strategy) -> None:
     """Raise InputError where torchtitan's degrees are of another layout."""
-    theirs = {axis: int(said[name]) for name, axis in _RANKS.items() if name in said}
+    theirs: dict[str, int] = {axis: int(said[axis]) for axis in ("tp", "pp", "cp", "ep") if axis in said}
     theirs["dp"] = int(said.get("dp_replicate", 1)) * int(said.get("dp_shard", 1))
     for axis, degree in theirs.items():
         if degree != getattr(run, axis):

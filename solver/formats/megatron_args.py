@@ -269,9 +269,10 @@ def _capacity(flags: Mapping[str, Any]) -> dict[str, Any]:
     capacity, padded = flags.get("moe-expert-capacity-factor"), "moe-pad-expert-input-to-capacity" in flags
     if capacity is None or padded:
         return {} if capacity is None else {"moe_capacity_factor": capacity}
-    if isinstance(capacity, int | float) and not isinstance(capacity, bool) and capacity < 0:  # transformer_config.py: none
+    number = isinstance(capacity, int | float) and not isinstance(capacity, bool)
+    if number and capacity < 0:  # transformer_config.py: none
         return {}
-    if isinstance(capacity, bool) or not isinstance(capacity, int | float) or capacity < 1:
+    if not number or capacity < 1:
         raise InputError(
             f"Megatron's --moe-expert-capacity-factor {shown(capacity)} without --moe-pad-expert-input-to-capacity is not "
             "modelled, for it drops tokens of balanced experts too; a number of at least 1 is"

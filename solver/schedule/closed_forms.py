@@ -39,6 +39,11 @@ class StageWork(NamedTuple):
     total: np.ndarray  #: [3, layouts] on all stages
     number: np.ndarray  #: [stages, layouts] of the stage, from 0
 
+    @property
+    def of_last(self) -> np.ndarray:
+        """The passes of the last stage: [3, layouts]."""
+        return np.take_along_axis(self.each, np.argmax(self.number, axis=0)[None, None], axis=1)[:, 0]
+
     def take(self, chosen: np.ndarray) -> StageWork:
         return StageWork(*(array[..., chosen] for array in self))
 
@@ -110,7 +115,7 @@ def _both_ends_of_the_middle(columns: PipelineColumns, work: StageWork) -> tuple
     last = columns.pp - 1
     further = np.where((work.number > 0) & (work.number < last), last - 1 - work.number, 0)
     short = work.later - further * work.each
-    of_last = _of_last(work)[:, None]
+    of_last = work.of_last[:, None]
     return (
         np.concatenate([work.each, work.each], axis=1),
         np.concatenate([work.later, np.where(further > 0, np.minimum(short, of_last), work.later)], axis=1),
@@ -143,7 +148,7 @@ def interleaved_seconds(
     m, last = columns.num_micro_batches, columns.pp - 1
     each, later, number = _with_one_before_the_last(columns, work)
     both, after, n = each.sum(axis=0), later.sum(axis=0), last - number
-    total, of_last = work.total.sum(axis=0), _of_last(work).sum(axis=0)
+    total, of_last = work.total.sum(axis=0), work.of_last.sum(axis=0)
     ahead = (total - both - after) / vpp
     down = np.where(n > 0, (after - of_last) / vpp + head_chunk, 0.0)
     most = np.maximum(m * vpp - (vpp - 1) * group - 1, 0)  # forwards after the first micro batch's, backwards before the last's
@@ -172,7 +177,7 @@ def _crossing(number: np.ndarray, n: np.ndarray, one: np.ndarray, other: np.ndar
 
 def _with_one_before_the_last(columns: PipelineColumns, work: StageWork) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return ``each``, ``later`` and ``number`` of the stages and of an average middle one before the last."""
-    of_last, middle = _of_last(work), np.maximum(columns.pp - 2, 1)
+    of_last, middle = work.of_last, np.maximum(columns.pp - 2, 1)
     average = np.where(columns.pp > 2, (work.total - work.each[:, 0] - of_last) / middle, of_last)
     behind = np.where(columns.pp > 2, of_last, 0.0)
     number = np.where(columns.pp > 2, columns.pp - 2, columns.pp - 1)
@@ -181,11 +186,6 @@ def _with_one_before_the_last(columns: PipelineColumns, work: StageWork) -> tupl
         np.concatenate([work.later, behind[:, None]], axis=1),
         np.concatenate([work.number, number[None]]),
     )
-
-
-def _of_last(work: StageWork) -> np.ndarray:
-    """Return the passes of the last stage: [3, layouts]."""
-    return np.take_along_axis(work.each, np.argmax(work.number, axis=0)[None, None], axis=1)[:, 0]
 
 
 def in_step_seconds(micro_batches: Any, vpp: Any, group: Any, one: Any, head_chunk: Any, other: Any, crossing: Any) -> Any:

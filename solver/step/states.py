@@ -70,7 +70,8 @@ def stage_state(
         for zero in zero_stages:
             whole = piped & (zero == 2) | late & (zero > 1)
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
-            weights[zero], gradients[zero], optimizer[zero] = np.array([weights[zero], gradients[zero], optimizer[zero]]) + held
+            for table_of_zero, added in zip((weights, gradients, optimizer), held, strict=True):
+                table_of_zero[zero] += added
             update[int(name == EXPERTS), zero] += step
     gradients += bucket_bytes(problem, trained, splits)
     return StateBytes(weights, gradients, optimizer, update.max(axis=0))
@@ -215,15 +216,12 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     gathered = np.array([gathered_bytes(problem, part, key, kind.quantised, part.parameters_of)
                          for part, kind in zip(table.layers, problem.kinds.kinds, strict=True)])  # fmt: skip
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
-    fsdp = np.max(2 * gathered + sizes.gradient * trained, axis=0)
-    if problem.framework.memory.communication_unit:
-        fsdp = _queued(problem, gathered, trained)
+    queued = problem.framework.memory.communication_unit > 0
+    fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained, axis=0)
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
     # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
-    waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay))
-    if problem.framework.memory.communication_unit:
-        waiting = np.zeros(len(key))
+    waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay) and not queued)
     at_loss = fsdp * (not stay)
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp + waiting]])
