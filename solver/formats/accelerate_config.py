@@ -29,7 +29,7 @@ from solver.formats.trainer_script import (
 )
 from solver.spec.frameworks import framework_of
 
-FSDP1, FSDP2, DDP = "fsdp", "torchtitan-2025-06", "pytorch-ddp"
+FSDP1, FSDP2, DDP = "fsdp", "fsdp2", "pytorch-ddp"
 #: fsdp_sharding_strategy -> (ZeRO stage, whether it is of a node's ranks alone); FSDP1 may state its number, from 1.
 STRATEGIES = {
     "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),

@@ -78,7 +78,7 @@ KINDS = (
         ".yaml",
         "accelerate's YAML",
         accelerate_files,
-        ("fsdp", "torchtitan-2025-06", "pytorch-ddp"),
+        ("fsdp", "fsdp2", "pytorch-ddp"),
         _of_hugging_face,
         windows=True,
     ),

@@ -142,6 +142,7 @@ class DataParallel:
     #: ZeRO-2 is FSDP's SHARD_GRAD_OP: a message is of one unit, a layer or all outside the layers, and the gathered weights are
     #: freed after each backward pass and gathered again.
     shards_units: bool = False
+    regathers_root: bool = False  #: ZeRO-3 frees embedding and head after the forward pass and gathers them again
     list_seconds_per_rank: float = 0.0  #: host time of such a collective per rank of its group: lists of views, copied singly
     partitions_whole_tensors: bool = False  #: ZeRO assigns whole tensors to ranks, so that one rank updates the largest tensor
     tensors_per_layer: int = 7  #: five or so linears and two norms

@@ -100,7 +100,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     ways = ("all_gather", "reduce_scatter")
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
     reducing = 1.0 / splits.num_micro_batches if problem.defers_sync else np.ones(len(splits))
-    root = work("root", ways[0]).exposed + work("root", ways[1]).exposed * reducing
+    root = work("root", ways[0]).exposed * (1 + sync.regathers_root) + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
     regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
     return ShardedWeights(

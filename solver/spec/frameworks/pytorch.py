@@ -1,6 +1,6 @@
-"""PyTorch's own data parallelism: DDP, FSDP, IBM's trainer on FSDP, and this project's (profiler/train).
+"""PyTorch's own data parallelism: DDP, both FSDPs, IBM's trainer on FSDP, and this project's (profiler/train).
 
-Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp.
+Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp; accelerate 1.10.1.
 """
 
 from __future__ import annotations
@@ -119,4 +119,15 @@ FMS_FSDP = FSDP.derive(
     uncertainty=0.08,  # how many blocks are recomputed is stated by few runs
 )
 
-FAMILY = (DDP, PROFILER_TRAIN, FSDP, FMS_FSDP)
+#: fully_shard of each layer and of the whole, as accelerate calls it (utils/fsdp_utils.py, fsdp2_prepare_model): also the root
+#: is resharded after the forward pass, in which transformers' models compute their loss. No no_sync.
+FSDP2 = FSDP.derive(
+    "fsdp2",
+    "2025-04",  # accelerate 1.6
+    family="fsdp2",
+    aliases=("pytorch fsdp2", "torch fsdp2"),
+    can_run={"zero_stages": (2, 3)},
+    data_parallel={"all_gather_copies": 2.0, "reduce_scatter_copies": 2.0, "no_sync": False, "regathers_root": True},
+)
+
+FAMILY = (DDP, PROFILER_TRAIN, FSDP, FSDP2, FMS_FSDP)

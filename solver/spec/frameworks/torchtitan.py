@@ -25,7 +25,7 @@ TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",
     family="torchtitan",
     released="2025-06",  # 0.1.0
-    aliases=("fsdp2", "pytorch fsdp2", "torch fsdp2", "torchtitan 0.1", "torchtitan v0.1"),
+    aliases=("torchtitan 0.1", "torchtitan v0.1"),
     broad_aliases=("torchtune", "veomni"),  # which shard with FSDP2
     flags={
         "zero": 3,

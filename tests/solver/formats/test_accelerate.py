@@ -61,7 +61,7 @@ accelerate launch --config_file run.yaml run_clm.py --config_name run_model \\
   --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 2048 --bf16
 """
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, fused_norm=False, framework="fsdp")
-FRAMEWORKS: dict[str, dict[str, Any]] = {"fsdp": {}, "torchtitan-2025-06": {"grad_dtype": "bf16"}, "pytorch-ddp": {}}
+FRAMEWORKS: dict[str, dict[str, Any]] = {"fsdp": {}, "fsdp2": {"grad_dtype": "bf16"}, "pytorch-ddp": {}}
 
 
 def load(folder: Path, text: str, script: str = SCRIPT, name: str = "run.yaml") -> RunConfig:
@@ -75,7 +75,7 @@ def load(folder: Path, text: str, script: str = SCRIPT, name: str = "run.yaml") 
 def layouts(framework: str) -> list[Strategy]:
     """Return the layouts of data parallelism alone that accelerate's settings have."""
     base = {**framework_of(framework).flags, **FRAMEWORKS[framework], "framework": framework, "seq_len": 4096}
-    stages = {"fsdp": (0, 2, 3), "torchtitan-2025-06": (2, 3), "pytorch-ddp": (0,)}[framework]
+    stages = {"fsdp": (0, 2, 3), "fsdp2": (2, 3), "pytorch-ddp": (0,)}[framework]
     found = []
     for world, size, count, zero, again, of_node, dtype in product(
         (8, 16, 512), (1, 4), (1, 16), stages, ("none", "full"), (False, True), ("bf16", "fp16")
@@ -173,7 +173,7 @@ def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
         (TEMPLATE, "FULL_SHARD", "NO_SHARD", {"zero": 0, "zero_shard_size": 1}),
         (TEMPLATE, "distributed_type: FSDP", "distributed_type: MULTI_GPU", {"framework": "pytorch-ddp", "grad_dtype": "fp32"}),
         (TEMPLATE, "debug: false", "dynamo_config: {dynamo_backend: INDUCTOR}", {"compile": True}),
-        (NEWER, "", "", {"framework": "torchtitan-2025-06", "zero": 3, "recompute": "full", "grad_dtype": "bf16"}),
+        (NEWER, "", "", {"framework": "fsdp2", "zero": 3, "recompute": "full", "grad_dtype": "bf16"}),
         (NEWER, "forward: true", "forward: false", {"zero": 2}),
         (NEWER, "num_processes: 16", "num_processes: 16\nparallelism_config: {parallelism_config_dp_replicate_size: 4}",
          {"zero_shard_size": 4}),
@@ -263,7 +263,7 @@ def test_a_model_must_stand_beside_it(tmp_path: Path) -> None:
         ({"zero_shard_size": 4}, "zero_shard_size 4: FSDP1 shards over all 16 ranks or the 8 of a node"),
         ({"zero": 1}, "zero 1: FSDP1 has stages 0, 2 and 3"),
         ({"framework": "torchtitan", "zero": 0, "zero_shard_size": 1}, "the layout is torchtitan's"),
-        ({"framework": "torchtitan-2025-06", "zero": 0, "zero_shard_size": 1}, "zero 0: FSDP2 shards parameters; DDP is"),
+        ({"framework": "fsdp2", "zero": 0, "zero_shard_size": 1}, "zero 0: FSDP2 shards parameters; DDP is"),
         ({"framework": "pytorch-ddp"}, "zero 3: accelerate's DDP keeps whole copies"),
         (
             {"framework": "pytorch-ddp", "zero": 0, "recompute": "full"},

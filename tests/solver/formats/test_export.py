@@ -24,15 +24,15 @@ RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, f
 
 def test_every_kind_is_of_a_framework_that_is_known() -> None:
     named = {name for kind in KINDS for name in kind.frameworks}
-    assert named <= {framework.name for framework in FRAMEWORKS} and len(named) == 14
+    assert named <= {framework.name for framework in FRAMEWORKS} and len(named) == 15
 
 
 def test_the_kind_is_chosen_by_ending_and_framework() -> None:
     assert exported(Path("x.toml"), model_of("llama3_8b"), RUN, 8).keys() == {"x.toml"}
-    yaml = exported(Path("x.yaml"), model_of("llama3_8b"), RUN.replace(grad_dtype="bf16"), 8)
+    yaml = exported(Path("x.yaml"), model_of("llama3_8b"), RUN.replace(grad_dtype="bf16", framework="fsdp2"), 8)
     assert yaml.keys() == {"x.yaml", "x.sh", "x_model/config.json"}
-    with pytest.raises(InputError, match=r"a layout of torchtitan-2025-06 is written as \.toml or \.yaml"):
-        exported(Path("x.ini"), model_of("llama3_8b"), RUN, 8)
+    with pytest.raises(InputError, match=r"a layout of megatron-core-0\.12 is written as \.sh or \.json"):
+        exported(Path("x.ini"), model_of("llama3_8b"), RUN.replace(framework="megatron-core-0.12"), 8)
 
 
 def test_the_file_that_the_layout_is_from_is_kept(tmp_path: Path) -> None:
