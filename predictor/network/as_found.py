@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.estimate import Estimate
+from predictor.network.collective_points import sent_share
 
 #: Bytes of the all-reduce that a stated bus bandwidth is taken to be of: large enough that latency does not count.
 PROBE_BYTES = 2.0**32
@@ -63,7 +64,7 @@ class FoundNetwork:
 
 def bus_bandwidth(seconds: float, size: float, ranks: int) -> float:
     """Return bytes/s on the bus as nccl-tests prints them for an all-reduce: 2 (n - 1) / n of the buffer over its time."""
-    return 2 * (ranks - 1) / ranks * size / seconds
+    return float(sent_share("all_reduce", ranks)) * size / seconds
 
 
 def found_network(all_reduce: AllReduce, intra: int, inter: int, busbw: float, nominal: float) -> FoundNetwork:

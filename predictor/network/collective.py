@@ -25,6 +25,7 @@ from predictor.network.collective_points import (
     stated_points,
 )
 from predictor.network.curves import Curves
+from predictor.network.fit import fit_network, fit_scale, held_out_std, leave_one_scale_out, profile_rows, residuals
 from predictor.network.measured_groups import MeasuredGroups, own_network
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
@@ -96,8 +97,6 @@ class CollectiveModel:
         two kinds of group or more determine the constants; fewer only scale them: one factor on all rates, one on all
         latencies. Groups that were measured are estimated as measured.
         """
-        from predictor.network.fit import fit_network, fit_scale, held_out_std, leave_one_scale_out, profile_rows, residuals
-
         stated = profile.laws.get("inter_node")
         prior = self._with_stated(_stated_network(stated, profile.name)) if stated else self
         rows = profile_rows(self, profile) if own_network(profile) else None
@@ -216,7 +215,7 @@ class CollectiveModel:
     def _reduced_in_switch(self, k: np.ndarray) -> np.ndarray:
         """Whether all-reduces among ``k`` ranks are so fast that the switch must have reduced them."""
         seconds = self._behind_switch("all_reduce", np.full(k.shape, _LARGE), k)[0]
-        busbw: np.ndarray = 2.0 * (k - 1.0) / k * _LARGE / seconds
+        busbw: np.ndarray = sent_share("all_reduce", k) * _LARGE / seconds
         return busbw > _MOST_OF_LINKS * self.bandwidths[0]
 
     def _behind_switch(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -12,15 +12,10 @@ from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import (
-    CHUNK_SCAN,
     FLASH_ATTN,
     FORWARD,
-    GROUPED_LINEAR,
     HOST_LINK,
     HOST_MEMORY,
-    LINEAR,
-    MEMORY_BOUND,
-    STATE_SPACE,
     Op,
 )
 from solver.report.uncertainty import attention_std, difference_std, network_std, spread_of, system_std
@@ -28,10 +23,11 @@ from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
 from solver.step.offload import TO_HOST
-from solver.step.op_estimates import STREAMS
+from solver.step.op_estimates import STREAMS, OpEstimates
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
+from solver.step.terms import estimate_send_recv
 from solver.step.time import TIME_PARTS, reduces_whole
 
 
@@ -176,7 +172,7 @@ class _Stage:
 
 
 def _explained_stage(solutions: Solutions, index: int) -> _Stage:
-    """Return the slowest stage and what it holds, from the same comparison as in the estimate."""
+    """Return what the slowest stage of the estimate holds."""
     s = solutions.times.slowest
     return _Stage(s.layers[:, index], s.recomputed[:, index], float(s.has_embedding[index]), float(s.has_head[index]))
 
@@ -204,11 +200,12 @@ def _mixer_of(kind: LayerKind) -> str:
     return "linear" * kind.linear + "mamba" * kind.state_space + "attention" * (kind.softmax and not kind.has_mlp)
 
 
-def _kind(part: Part, row: int, key: int) -> str:
-    op = part.estimates.ops[row]
-    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, CHUNK_SCAN, STATE_SPACE, MEMORY_BOUND):
+def _kind(op: Op, column: int) -> str:
+    """Return what an op is bound by: its kind, or where a collective's group is, in a ``column`` of its dims."""
+    if "inter" not in op.dims:
         return op.kind
-    return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
+    inter = np.ravel(op.dims["inter"])
+    return "network" if inter[min(column, len(inter) - 1)] > 1 else "links"
 
 
 _HOST = (HOST_LINK, HOST_MEMORY)
@@ -240,7 +237,7 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
     seconds, std = float(part.exposed[row, key]) * times, float(estimates.relative_std[row, key])
     basis = Basis(int(estimates.basis[row, key]))
     op = estimates.ops[row]
-    return Line(name, op.module, belongs_to, _kind(part, row, key), seconds, std, basis, op, key)
+    return Line(name, op.module, belongs_to, _kind(op, key), seconds, std, basis, op, key)
 
 
 def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
@@ -266,17 +263,19 @@ def _step_lines(solutions: Solutions, index: int, parts: dict[str, float]) -> li
     """
     sync = solutions.terms.synchronisation
     at = int(solutions.terms.synchronisation_row[solutions.layouts.row[index]])
-    total = (sync.seconds * sync.counts())[:, at]
-    lines = []
-    for part, names in _step_parts(solutions, index).items():
-        rows = [i for i, op in enumerate(sync.ops) if op.name.startswith(names) and total[i] > 0]
-        if not rows or parts[part] == 0.0:
-            continue
-        main = max(rows, key=lambda i: total[i])
-        std = float(np.average(sync.relative_std[rows, at], weights=total[rows]))
-        op = sync.ops[main]
-        kind = op.kind if "inter" not in op.dims else "network" if np.ravel(op.dims["inter"])[at] > 1 else "links"
-        lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, at]))))
-    if parts["pp_transfer"]:
-        lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))
-    return lines
+    sends = estimate_send_recv(solutions.problem, solutions.layouts.one(index).splits)
+    found = [_step_line(part, parts[part], sync, at, names) for part, names in _step_parts(solutions, index).items()]
+    found.append(_step_line("pp_transfer", parts["pp_transfer"], sends, 0, ("send_recv",)))
+    return [line for line in found if line is not None]
+
+
+def _step_line(part: str, seconds: float, estimates: OpEstimates, column: int, names: tuple[str, ...]) -> Line | None:
+    """Return the line of ``seconds`` of the ops whose names begin with one of ``names``; None where there are none."""
+    total = (estimates.seconds * estimates.counts())[:, column]
+    rows = [i for i, op in enumerate(estimates.ops) if op.name.startswith(names) and total[i] > 0]
+    if not rows or seconds == 0.0:
+        return None
+    main = max(rows, key=lambda i: total[i])
+    std = float(np.average(estimates.relative_std[rows, column], weights=total[rows]))
+    basis = Basis(int(estimates.basis[main, column]))
+    return Line(part, "step", part, _kind(estimates.ops[main], column), seconds, std, basis)

@@ -54,7 +54,7 @@ def flops_per_gpu(case: Case) -> float:
         return float("nan")
     forward_share = 1 / 2 if run.lora_rank else 1 / 3
     again = 1.0 + forward_share * (run.recompute == "full")
-    return run.tokens * flops_per_token(case.model, run.seq_len, frozen=run.lora_rank > 0) * again / run.world_size
+    return run.tokens * flops_per_token(case.model, run.attended_tokens, frozen=run.lora_rank > 0) * again / run.world_size
 
 
 def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:

@@ -18,6 +18,7 @@ from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
+from solver.step.terms import overlapping_sends
 from solver.step.time import TIME_PARTS
 
 MAX_PASSES = 200_000
@@ -82,7 +83,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
     (forward, backward, weight), streams = _chunk_seconds(solutions, index, pp, vpp, schedule)
     row = int(solutions.layouts.row[index])
-    overlapped = schedule in AUTOMATIC or (solutions.problem.run.p2p_overlap and schedule == "interleaved")
+    overlapped = schedule in AUTOMATIC or bool(overlapping_sends(solutions.problem, one)[0])
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
     send = float(solutions.terms.send_recv[row]) * sends
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])

@@ -73,6 +73,10 @@ SWITCHES = (
     "moe_fused_experts", "fp8_param_gather", "fp8_attention", "launch_blocking", "cuda_graphs", "deterministic",
     "offload_gradients", "expandable_segments",
 )  # fmt: skip
+#: Keys that are true, false, or None: as the framework, or the rest of the run, implies.
+OPTIONAL_SWITCHES = (
+    "dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks", "compile_loss", "defer_grad_sync",
+)  # fmt: skip
 
 
 def check_choice(key: str, value: Any) -> None:

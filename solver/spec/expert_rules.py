@@ -57,9 +57,14 @@ def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> boo
     """Whether all-to-alls of context parallelism can share a tensor rank's heads over their ranks: those of queries and of keys
     and values, as Transformer Engine asserts."""
     shared = run.cp_a2a_size if run.cp_comm == "a2a+ring" else cp if run.cp_comm == "a2a" else 1
+    return cp == 1 or (cp % shared == 0 and all(heads % shared == 0 for heads in heads_of_rank(model, tp)))
+
+
+def heads_of_rank(model: ModelSpec, tp: int) -> tuple[int, int]:
+    """Return the heads of queries, and of keys and values, that attention has on a rank of a tensor group: latent attention
+    is expanded to all of them."""
     kv_heads = model.num_attention_heads if model.has_latent_attention else model.num_key_value_heads
-    divide = all(max(heads // tp, 1) % shared == 0 for heads in (model.num_attention_heads, kv_heads))
-    return cp == 1 or (cp % shared == 0 and divide)
+    return max(model.num_attention_heads // tp, 1), max(kv_heads // tp, 1)
 
 
 def mode_broken(model: ModelSpec, tp_mode: str, tp: int) -> str:

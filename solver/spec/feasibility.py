@@ -28,6 +28,7 @@ from solver.spec.expert_rules import (
     experts_run,
     fused_experts_broken,
     heads_divide_by_cp,
+    heads_of_rank,
     mode_broken,
     overlap_runs,
     predicted_beside,
@@ -299,8 +300,7 @@ def _undivided(s: Strategy, split: int) -> str:
 
 def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
     """Return whose heads all-to-alls of context parallelism cannot divide: those of a tensor-parallel rank."""
-    kv_heads = model.num_attention_heads if model.has_latent_attention else model.num_key_value_heads
-    queries, keys = (max(heads // s.tp, 1) for heads in (model.num_attention_heads, kv_heads))
+    queries, keys = heads_of_rank(model, s.tp)
     return f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}, {queries} of queries and {keys} of keys a rank"
 
 

@@ -15,6 +15,7 @@ from solver.spec.choices import (
     CHOICES,
     CUDA_GRAPH_MODULES,
     OFFLOAD_MODULES,
+    OPTIONAL_SWITCHES,
     RECOMPUTE_MODULES,
     SWITCHES,
     V_SHAPED,
@@ -158,15 +159,8 @@ class Strategy:
             modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", modules)
         recomputed_layers_of(self.recompute_stage_layers)
-        for key in (
-            "dropout",
-            "fused_softmax",
-            "gradient_accumulation_fusion",
-            "collective_checks",
-            "compile_loss",
-            "defer_grad_sync",
-        ):
-            if getattr(self, key) not in (None, True, False):
+        for key in OPTIONAL_SWITCHES:
+            if not isinstance(getattr(self, key), bool | None):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
             raise InputError(
@@ -225,6 +219,11 @@ class Strategy:
         """Tokens of equal documents that make attention as large as those of ``document_lengths``; 0: those of a sequence."""
         tokens = effective_document(self.document_lengths, self.seq_len) if self.document_lengths else 0
         return tokens if tokens < self.seq_len else 0
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens of a sequence, or of its packed documents, that attend to each other."""
+        return self.document_tokens or self.seq_len
 
     @property
     def counts_ends(self) -> int:

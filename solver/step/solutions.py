@@ -83,7 +83,7 @@ class Solutions:
     def _model_flops(self, whole_square: bool) -> float:
         """FLOPs per token of the sequences, or of their packed documents, and of what is trained."""
         run = self.problem.run
-        return flops_per_token(self.problem.model, run.document_tokens or run.seq_len, whole_square, run.lora_rank > 0)
+        return flops_per_token(self.problem.model, run.attended_tokens, whole_square, run.lora_rank > 0)
 
     @property
     def _peak(self) -> float:

@@ -177,7 +177,7 @@ def embedding_gradient(problem: Problem, table: LayerTable, key: np.ndarray, spl
     sizes, casts = problem.element_bytes, problem.framework.data_parallel.accumulation_casts
     cast = FP32 * (casts and sizes.gradient > sizes.weight)
     largest = max(HALF, cast) if sizes.activation == HALF else FP32
-    return largest * table.embedding.parameters[key] * (splits.pp > 1) * (not problem.is_frozen(VOCABULARY))
+    return largest * table.embedding.parameters[key] * (splits.pp > 1) * (not problem.is_frozen(OTHERS))
 
 
 def kept_halves(problem: Problem) -> float:

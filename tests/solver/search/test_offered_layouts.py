@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from toy import DEVICE, all_layouts, make_problem, toy_cost
 
@@ -73,10 +73,10 @@ def passed(framework: str, model: ModelSpec, constants: dict[str, Any], every: i
     return len(layouts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])  # most refuse something
 @given(st.sampled_from(NAMES), st.sampled_from(MODELS), CONSTANTS)
 def test_what_a_search_offers_passes_the_check(framework: str, model: ModelSpec, constants: dict[str, Any]) -> None:
-    passed(framework, model, constants, every=17)
+    assume(passed(framework, model, constants, every=17))
 
 
 @pytest.mark.parametrize("constants", ENTRIES, ids=str)
