@@ -99,8 +99,9 @@ SCATTERED_PARTS = 4
 def _in_parts(shapes: Shapes, ops: list[Op], phase: str, parts: Array) -> list[Op]:
     """Return ``ops`` with the GEMM of ``phase`` run in ``parts`` over the tokens, where its communication is pipelined with it.
 
-    An all-gathered operand is used as each rank's share arrives, a product is scattered part by part (Transformer Engine's user
-    buffers): the GEMMs are smaller, which costs some of what the overlap saves.
+    An all-gathered operand is used as each rank's share arrives, this rank's own first, beside which the next one is sent
+    (Transformer Engine's user buffers, CommOverlapP2PBase::split_overlap_ag); a product is scattered part by part, of which the
+    last has no GEMM beside it. The GEMMs are smaller, which costs some of what the overlap saves.
     """
     if not shapes.run.tp_comm_overlap:
         return ops
@@ -250,15 +251,13 @@ def _column_group(
     whole = shapes.tokens * k
     operand, gradient = whole * shapes.gathered_element, whole * shapes.element
 
-    def collective(
-        what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...], exposed_share: Array = 0.0
-    ) -> Op:
+    def collective(what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...]) -> Op:
         size = operand if op == "all_gather" else gradient
-        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed_share, size)
+        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, size=size)
 
     return [
         *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed),
-        collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
+        collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap)),
         *_in_parts(
             shapes,
             [op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)],
@@ -291,5 +290,5 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
                       1 / SCATTERED_PARTS),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
         tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward,
-                      1 / shapes.keys.tp, whole * shapes.gathered_element),
+                      size=whole * shapes.gathered_element),
     ]  # fmt: skip

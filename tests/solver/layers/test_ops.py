@@ -20,15 +20,15 @@ def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> 
     return {op.label: op for op in program.ops}
 
 
-def test_the_first_chunk_of_a_pipelined_collective_overlaps_with_nothing() -> None:
-    # a message that overlaps with its own GEMM is sent in parts, of which the first (or the last) has no GEMM beside it: one
-    # for each rank where it is gathered, four where it is scattered; the GEMM runs in as many parts
+def test_the_last_chunk_of_a_pipelined_reduce_scatter_overlaps_with_nothing() -> None:
+    # a message that overlaps with its own GEMM is sent in parts, and the GEMM runs in as many: one for each rank where it is
+    # gathered, of which the rank's own has nothing to wait for; four where it is scattered, of which the last has no GEMM beside it
     ops = ops_of("msp", [2, 4], framework="megatron-core", tp_comm_overlap=True)
     for label in ("wqkv.all_gather.forward", "w13.all_gather.forward", "wo.reduce_scatter.forward",
                   "w2.reduce_scatter.forward", "w2.all_gather.input_grad"):  # fmt: skip
         name, op, phase = label.split(".")
         parts = [4, 4] if op == "reduce_scatter" else [2, 4]
-        assert np.broadcast_to(1 / ops[label].exposed_share, 2).tolist() == parts, label
+        assert ops[label].exposed_share == (1 / 4 if op == "reduce_scatter" else 0), label
         assert ops[f"{name}.{phase}"].dims["parts"].tolist() == parts
         assert ops[label].overlaps_with == (f"{name}.{phase}",)
     assert "parts" not in ops["w13.weight_grad"].dims and "parts" not in ops["w13.input_grad"].dims
