@@ -7,6 +7,7 @@ but the time of the next start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from predictor.derived import derived_cost_model
 from predictor.kernels.derating import (
     Laboratories,
     attention_derating_of,
+    compared_at_full_clocks,
     derating_of,
     power_slowdown_of,
     quantised_derating_of,
@@ -51,10 +53,13 @@ def fit_all(profile: Profile) -> dict[str, Any]:
     constants = KnownConstants.read(SHIPPED_CONSTANTS)
     linears = LinearModel.fit(profile.table("linear"), profile.device, constants)
     attention = FlashAttnModel.fit(profile.table("flash_attn"), profile.device, constants)
-    laboratories = Laboratories(linears.lab_scale(profile), attention.lab_scale(profile.table("flash_attn")))
+    at_full_clocks = replace(linears, full_clocks=True)
+    laboratories = Laboratories(
+        at_full_clocks.lab_scale(profile), replace(attention, full_clocks=True).lab_scale(profile.table("flash_attn"))
+    )
     return {
         "linears": linears,
-        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, laboratories.scales),
+        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), at_full_clocks, laboratories.scales),
         "attention": attention,
         "kernels": MemoryBoundModel.fit(profile.table("memory_bound"), profile.device, profile.laws.get("memory_bound")),
         "collectives": CollectiveModel.fit(profile),
@@ -104,6 +109,9 @@ def cost_model(
         if cache_dir:
             _write_cache(profile, fits, cache_dir)
     laboratories: Laboratories = fits.pop("laboratories")
+    full_clocks = compared_at_full_clocks(profile, laboratories)
+    linears, attention = (replace(fits[name], full_clocks=full_clocks) for name in ("linears", "attention"))
+    fits |= {"linears": linears, "grouped": replace(fits["grouped"], linear=linears), "attention": attention}
     return CostModel(
         device=profile.device,
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,

@@ -97,11 +97,12 @@ class AttnMachine(NamedTuple):
 class AttnTimes(NamedTuple):
     """Seconds of a training kernel and its limits, each of shape [rows].
 
-    spread: all blocks spread over the SMs. longest: the longest block. memory: the memory traffic. cache: extra time of a
-    serving kernel.
+    full_clocks: without the limit of power. spread: all blocks spread over the SMs. longest: the longest block. memory: the
+    memory traffic. cache: extra time of a serving kernel.
     """
 
     seconds: np.ndarray
+    full_clocks: np.ndarray
     spread: np.ndarray
     longest: np.ndarray
     memory: np.ndarray
@@ -124,9 +125,10 @@ def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> 
     high = np.maximum(np.maximum(spread, longest), memory)
     powers = sum((part / high) ** physics.sharpness for part in (spread, longest, memory))
     busy = high * powers ** (1 / physics.sharpness)
-    busy = throttled(busy, physics.throttle, physics.throttle_seconds)
+    looped = throttled(busy, physics.throttle, physics.throttle_seconds)
     copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # bytes: read once, written once
-    return AttnTimes(physics.launch + busy, spread, longest, memory, physics.cache * copied / machine.bandwidth)
+    cache = physics.cache * copied / machine.bandwidth
+    return AttnTimes(physics.launch + looped, physics.launch + busy, spread, longest, memory, cache)
 
 
 def fit_attn_physics(

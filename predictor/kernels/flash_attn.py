@@ -41,6 +41,7 @@ class FlashAttnModel:
     backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
     fitted_exponentials: of the device that was measured. The backward kernels, which wait for shared memory rather than for
     exponentials (FlashAttention-4, arXiv 2603.05451, section 2), take the ratio of what the forward would take with these.
+    full_clocks: as of GEMMs (LinearModel).
     """
 
     physics: AttnPhysics
@@ -49,6 +50,7 @@ class FlashAttnModel:
     backward: Residual | None
     known: MeasuredTimes
     fitted_exponentials: float = USUAL_EXPONENTIALS
+    full_clocks: bool = False
 
     @classmethod
     def fit(cls, table: Table, device: Device, constants: KnownConstants | None = None) -> FlashAttnModel:
@@ -101,6 +103,9 @@ class FlashAttnModel:
             std = np.where(is_backward, np.hypot(std, ratio_std), std)
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
         found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
+        if self.full_clocks:
+            clocks = np.where(is_backward, self._at_fitted_exponentials()._clocks(shape), self._clocks(shape))
+            found = found._replace(seconds=found.seconds * clocks)
         return Estimate(*(values.reshape(arrays[0].shape) for values in found))
 
     def lab_scale(self, table: Table) -> dict[str, tuple[float, int]]:
@@ -122,6 +127,11 @@ class FlashAttnModel:
         physics = replace(self.physics, throttle=throttled * self.physics.throttle)
         machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
         return replace(self, physics=physics, machine=machine, known=MeasuredTimes.none())
+
+    def _clocks(self, shape: AttnShape) -> np.ndarray:
+        """Return forward seconds at full clocks over those in loops of one kernel."""
+        times = attn_times(self.physics, self.machine, shape)
+        return times.full_clocks / times.seconds
 
     def _at_fitted_exponentials(self) -> FlashAttnModel:
         if self.machine.exponentials == self.fitted_exponentials:

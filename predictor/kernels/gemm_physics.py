@@ -60,9 +60,10 @@ class Machine(NamedTuple):
 
 
 class GemmTimes(NamedTuple):
-    """Total seconds and their parts, shape [rows]; tile: index of the fastest tile."""
+    """Total seconds and their parts, shape [rows]; full_clocks: without the limit of power; tile: the fastest."""
 
     seconds: np.ndarray
+    full_clocks: np.ndarray
     compute: np.ndarray
     memory: np.ndarray
     tile: np.ndarray
@@ -80,8 +81,8 @@ def gemm_times(
     memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (physics.bandwidth * machine.bandwidth)
     high, low = np.maximum(compute, memory), np.minimum(compute, memory)
     busy = high * (1 + (low / high) ** physics.sharpness) ** (1 / physics.sharpness)
-    busy = throttled(busy, physics.throttle, physics.throttle_seconds)
-    return GemmTimes(physics.launch + busy, compute, memory, tile)
+    seconds = physics.launch + throttled(busy, physics.throttle, physics.throttle_seconds)
+    return GemmTimes(seconds, physics.launch + busy, compute, memory, tile)
 
 
 def throttled(busy: np.ndarray, throttle: float, seconds: float) -> np.ndarray:

@@ -11,7 +11,15 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
 from predictor.kernels.gemm_layout import Layout
-from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
+from predictor.kernels.gemm_physics import (
+    GemmPhysics,
+    GemmTimes,
+    Machine,
+    adding_seconds,
+    cast_seconds,
+    fit_gemm_physics,
+    gemm_times,
+)
 from predictor.kernels.known_constants import KnownConstants
 from predictor.kernels.linear_features import coordinates, features_of
 from predictor.kernels.measured_times import MeasuredTimes
@@ -59,9 +67,15 @@ class _Part:
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Time of GEMMs on one device; build with ``fit``, query with ``predict``."""
+    """Time of GEMMs on one device; build with ``fit``, query with ``predict``.
+
+    full_clocks: what long GEMMs lost to the limit of power in loops of each is taken out. Clocks follow the power of a tenth of
+    a second, so that in a step, and where another laboratory timed one after the other, GEMMs of all sizes lose alike: that is
+    the derating's.
+    """
 
     parts: Mapping[str, _Part]
+    full_clocks: bool = False
 
     @classmethod
     def fit(cls, table: Table, device: Device, constants: KnownConstants | None = None) -> LinearModel:
@@ -93,16 +107,20 @@ class LinearModel:
         arrays = np.broadcast_arrays(m, n, k, batch, layout, accumulate)
         shape, flat = arrays[0].shape, [a.ravel() for a in arrays]
         size = [np.maximum(a.astype(np.float64), 1.0) for a in flat[:4]]
-        seconds, std, basis = _predict_forward(part, *size)
+        looped = gemm_times(part.physics, part.machine, *size)
+        seconds, std, basis = _predict_forward(part, looped, *size)
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
-        if buffer and adds.any():  # of few tokens the buffer takes longer than the products
-            seconds = np.where(adds, np.maximum(seconds, adding_seconds(part.physics, part.machine, *size)), seconds)
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
         found = part.known.beside(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
         if dtype in UNMEASURED:
             found = found._replace(basis=np.maximum(found.basis, np.int8(Basis.EXTRAPOLATED)))
+        if self.full_clocks:
+            found = found._replace(seconds=found.seconds * looped.full_clocks / looped.seconds)
+        if buffer and adds.any():  # of few tokens the buffer takes longer than the products
+            least = adding_seconds(part.physics, part.machine, *size)
+            found = found._replace(seconds=np.where(adds, np.maximum(found.seconds, least), found.seconds))
         return Estimate(*(values.reshape(shape) for values in found))
 
     def on(self, device: Device, throttled: Mapping[str, float]) -> LinearModel:
@@ -117,7 +135,7 @@ class LinearModel:
             part = self.parts.get(name, half)
             physics = replace(part.physics, throttle=throttled.get(name, 1.0) * part.physics.throttle)
             parts[name] = replace(part, physics=physics, machine=machine, known=MeasuredTimes.none())
-        return LinearModel(parts)
+        return replace(self, parts=parts)
 
     def cast_seconds(self, m: Any, k: Any, batch: Any = 1, dtype: str = "fp8") -> np.ndarray:
         """Seconds of the cast of the first operand that a fit's source timed with its GEMMs; 0 where it timed none."""
@@ -200,9 +218,8 @@ def _machines(device: Device) -> dict[str, Machine]:
 
 
 def _predict_forward(
-    part: _Part, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+    part: _Part, bare: GemmTimes, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    bare = gemm_times(part.physics, part.machine, m, n, k, batch)
     if part.residual is None:
         shape = bare.seconds.shape
         return bare.seconds, np.full(shape, _ROOFLINE_UNCERTAINTY), np.full(shape, np.int8(Basis.ROOFLINE))
@@ -276,7 +293,8 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
     factor, uncertainty = part.layout_factor.copy(), part.layout_uncertainty.copy()
     if not len(table):
         return factor, uncertainty
-    ratio = np.log(table["seconds"] / _predict_forward(part, *_sizes(table))[0])
+    sizes = _sizes(table)
+    ratio = np.log(table["seconds"] / _predict_forward(part, gemm_times(part.physics, part.machine, *sizes), *sizes)[0])
     for source in np.unique(table["source"]):
         rows = table["source"] == source
         forward = rows & np.isin(table["layout"], ("TN", ""))

@@ -17,7 +17,7 @@ SUSTAINED = (
 )
 #: Sustained-clock derating of parts that no second laboratory timed: the factor of the part with the same chip (H100 for H200,
 #: the larger A100 for the smaller).
-SAME_CHIP_SCALE = {"h200_sxm": 1.12, "a100_sxm_40gb": 1.06}
+SAME_CHIP_SCALE = {"h200_sxm": 1.154, "a100_sxm_40gb": 1.076}
 
 _GEMM = "GEMMs: forward layout only (TN); no input or weight gradients are published for this GPU"
 _PAGED = "attention: the forward kernel of a serving engine over a paged cache; slow under about 2,000 tokens"

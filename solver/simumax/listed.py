@@ -68,7 +68,7 @@ def with_listed(cost: CostModel, profile: Profile) -> CostModel:
                    (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
     unknown = MeasuredTimes.none()  # shapes that only a fit is made of are not known
     parts = {name: replace(part, known=unknown) for name, part in cost.linears.parts.items()}
-    one = replace(cost, linears=ListedLinears(parts, gemms), attention=replace(cost.attention, known=unknown),
+    one = replace(cost, linears=ListedLinears(parts, listed=gemms), attention=replace(cost.attention, known=unknown),
                   measured=calls if len(attention) else None)  # fmt: skip
     return replace(one, grouped=ListedGrouped(**vars(cost.grouped), listed=experts))
 

@@ -140,8 +140,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={
-        # Transformer Engine launches them beside the GEMMs, which leave no room for NCCL's kernels: with overlap, published runs
-        # of tp 2 to 8 on B200 and on A100 PCIe would come out 3 to 12% faster than now, and 3 to 17% too fast
+        # Transformer Engine launches them beside the GEMMs, which leave no room for NCCL's kernels: with overlap, published
+        # runs of tp 2 to 8 on B200 and on A100 PCIe would come out 3 to 12% faster than now, and 3 to 17% too fast
         "async_backward": False,
         "gathers_quantised": tuple(RECIPES),
         "splits_sequence": True,  # experts need it beside tp (arguments.py); recipes and examples set it

@@ -6,6 +6,7 @@ The measurements are made with the physical model itself, so its own fit cancels
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ import numpy as np
 import pytest
 from references import bare_attention, bare_gemm
 
+from predictor.cost_model import CostModel
 from predictor.estimate import Basis
-from predictor.kernels.derating import Laboratories, attention_derating_of, derating_of, quantised_derating_of
+from predictor.kernels.derating import (
+    OTHER_LABORATORY,
+    Laboratories,
+    attention_derating_of,
+    derating_of,
+    quantised_derating_of,
+)
 from predictor.kernels.flash_attn import FlashAttnModel, waits_for_host
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import LinearModel
+from predictor.kernels.linear import LinearModel, other_lab
 from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.profiles import find_profile
 
 DEVICE = Device("test", {"bf16": 1e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
 UNFITTED = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
@@ -228,7 +237,7 @@ def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> Non
     burst, own = ({"sustained": "bursts"}, {"sustained_scale": 1.0})
     table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
     labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(Profile("new", DEVICE, {"linear": table})))
-    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == (1.12, 0.08)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == OTHER_LABORATORY == (1.154, 0.10)
     assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), labs) == (1.0, 0.0)
 
 
@@ -283,3 +292,22 @@ def test_quantised_gemms_of_a_profile_that_says_nothing_of_its_clocks_are_as_slo
     labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(profile))
     assert derating_of(profile, labs) > 1.3
     assert quantised_derating_of(profile, labs) == (derating_of(profile, labs), 0.0)
+
+
+def test_another_laboratory_loses_alike_in_gemms_of_any_duration(h100_model: CostModel) -> None:
+    """H100's second laboratory over the first: at full clocks the same from 0.2 to 10 ms; over loops of each, which lose the
+    more the longer they take, it falls by a twelfth."""
+    table = find_profile("h100_sxm")[0].table("linear")
+    rows = table.where(other_lab(table["source"]))
+    sizes = [rows[name].astype(float) for name in ("m", "n", "k")]
+
+    def ratios(full_clocks: bool) -> list[float]:
+        model = replace(h100_model.linears, full_clocks=full_clocks)
+        ratio = rows["seconds"] / model.predict(*sizes, np.maximum(rows["batch"], 1)).seconds
+        bins = zip((2e-4, 4e-4, 8e-4, 1.6e-3), (4e-4, 8e-4, 1.6e-3, 1e-2), strict=True)
+        return [float(np.median(ratio[(rows["seconds"] >= low) & (rows["seconds"] < high)])) for low, high in bins]
+
+    assert h100_model.linears.full_clocks and h100_model.derating == pytest.approx(1.154, abs=2e-3)
+    assert ratios(True) == pytest.approx([1.15] * 4, abs=0.02)
+    looped = ratios(False)
+    assert looped[0] == pytest.approx(1.11, abs=0.02) and looped[-1] == pytest.approx(1.05, abs=0.02)

@@ -22,7 +22,7 @@ def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> 
 
 def test_the_last_chunk_of_a_pipelined_reduce_scatter_overlaps_with_nothing() -> None:
     # a message that overlaps with its own GEMM is sent in parts, and the GEMM runs in as many: one for each rank where it is
-    # gathered, of which the rank's own has nothing to wait for; four where it is scattered, of which the last has no GEMM beside it
+    # gathered, of which the rank's own waits for nothing; four where it is scattered, of which the last has no GEMM beside it
     ops = ops_of("msp", [2, 4], framework="megatron-core", tp_comm_overlap=True)
     for label in ("wqkv.all_gather.forward", "w13.all_gather.forward", "wo.reduce_scatter.forward",
                   "w2.reduce_scatter.forward", "w2.all_gather.input_grad"):  # fmt: skip
