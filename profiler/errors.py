@@ -61,6 +61,11 @@ def shown(value: Any) -> str:
     return printable(repr(value))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``3 GPUs``, or ``1 GPU``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def closest(word: str, known: Iterable[str], least: float = 0.65) -> str:
     """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,17 @@ from profiler.errors import InputError, printable
 _MOST_MESSAGE = 1200  #: characters of an error message
 
 
+class _Terminal(Console):
+    """A console whose reader may leave (``| head``): the command goes on, and writes its files."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run(command: Callable[[Console], None]) -> int:
     """Run ``command`` on a console; return the exit status, and print one sentence for input that cannot be used."""
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = _Terminal(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
         command(console)
     except InputError as error:

@@ -102,8 +102,9 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
     refusals = broken(RULES, Arguments(flattened(sections), world))
-    if sharded and again and batch.get("recompute") == "full":
+    if sharded and again and batch.pop("recompute", "none") == "full":  # a trainer that is told not to leaves it to accelerate
         refusals += (_TWICE,)
+        batch.pop("recompute_layers", None)
     assumed, per_node = tuple(sorted(stated - batch.keys())), world // machines if machines > 1 else 0
     return FileRun(model, layout | batch, assumed, ignored, notes, refusals, per_node)
 

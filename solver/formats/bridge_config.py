@@ -72,7 +72,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     world = world or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
     layout = {**read.layout, **_layout(file)}
-    notes = (*read.notes, *taken, *_left_out(file))
+    notes = (*read.notes, *taken, *_left_out(file), *_overruled(file))
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
     return FileRun(read.model, layout, assumed, ignored, notes, refusals)
@@ -250,6 +250,18 @@ def _precision(file: SectionReader) -> Flags:
     return {flag: value for flag, value in flags.items() if value or flag in ends}
 
 
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
+
+
+def _overruled(file: SectionReader) -> tuple[str, ...]:
+    """Return a note on switches of ddp that comm_overlap sets anew (comm_overlap.py, _get_optimizer_overlap_cfgs)."""
+    if "comm_overlap" not in file:
+        return ()
+    ddp, overlap = file.section("ddp"), file.section("comm_overlap")
+    idle = [key for key in _OVERLAPS if key in ddp and not ddp.flag(key, False) and key not in overlap]
+    return tuple(f"ddp.{key} false has no effect: comm_overlap turns it on, unless its own {key} is false" for key in idle)
+
+
 def _training(file: SectionReader) -> Flags:
     train, ddp, optimizer, overlap = (file.section(name) for name in ("train", "ddp", "optimizer", "comm_overlap"))
     beside = "comm_overlap" in file  # which turns both on where ranks are data-parallel
@@ -259,8 +271,7 @@ def _training(file: SectionReader) -> Flags:
         "use-distributed-optimizer": ddp.flag("use_distributed_optimizer", False)
         or optimizer.flag("use_distributed_optimizer", False) or sharded,
         "num-distributed-optimizer-instances": ddp.whole("num_distributed_optimizer_instances", 1),
-        "overlap-grad-reduce": overlap.flag("overlap_grad_reduce", ddp.flag("overlap_grad_reduce", False) or beside),
-        "overlap-param-gather": overlap.flag("overlap_param_gather", ddp.flag("overlap_param_gather", False) or beside),
+        **{key.replace("_", "-"): overlap.flag(key, ddp.flag(key, False) or beside) for key in _OVERLAPS},
         "overlap-moe-expert-parallel-comm": overlap.flag("overlap_moe_expert_parallel_comm", False),
         "delay-wgrad-compute": overlap.flag("delay_wgrad_compute", False),
         "defer-embedding-wgrad-compute": overlap.flag("defer_embedding_wgrad_compute", False),

@@ -44,14 +44,16 @@ def has_arguments(text: str) -> bool:
 
 def config_in_log(text: str, path: Path) -> RunConfig:
     """Return the model and the layout that a log's arguments state. Raises InputError for what is not modelled, by name."""
-    block = _BLOCK.search(text)
+    blocks = list(_BLOCK.finditer(text))
+    block = blocks[-1] if blocks else None
     printed = dict(_LINE.findall(block[1])) if block else {}
     if "world_size" not in printed:
         raise InputError(f"{path}: it holds no arguments as Megatron-LM prints them, with world_size among them")
     flags = _flags({name: _value(value.strip()) for name, value in printed.items()})
     world = _value(printed["world_size"])
     run = run_of_arguments(flags, world, path)
-    return RunConfig(path.stem, run.model, run.layout, run.layout["seq_len"], path, notes=run.notes)
+    several = (f"the log holds {len(blocks)} jobs one after the other: the last one is read",) if len(blocks) > 1 else ()
+    return RunConfig(path.stem, run.model, run.layout, run.layout["seq_len"], path, notes=(*several, *run.notes))
 
 
 def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:

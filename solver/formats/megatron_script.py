@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from solver.formats.file_run import FileRun, Source
-from solver.formats.launch import ranks_of_launch
+from solver.formats.launch import END, ranks_of_launch
 from solver.formats.megatron_args import least_ranks
-from solver.formats.megatron_flags import ARRANGEMENTS
+from solver.formats.megatron_flags import ARRANGEMENTS, KNOWN, UNMODELLED
 from solver.formats.megatron_run import run_of_arguments
 from solver.formats.script_words import (
     arguments,
@@ -21,6 +23,30 @@ from solver.formats.script_words import (
 
 PROGRAM = "pretrain_gpt.py"
 HYBRID_PROGRAM = "pretrain_mamba.py"  #: of models whose layers are one block each
+
+
+#: Arguments among those that are not read that take several values.
+_LISTS = (
+    "--data-path", "--train-data-path", "--valid-data-path", "--test-data-path", "--tiktoken-special-tokens",
+    "--iterations-to-skip", "--profile-ranks",
+)  # fmt: skip
+
+
+def _check_values(words: Sequence[str], path: Path) -> None:
+    """Raise InputError for words that argparse would refuse: arguments without their dashes, and second values of an argument
+    that is not read."""
+    name, values = "", 0
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            values = bool(value)
+            continue
+        values += 1
+        plain = word.lstrip("-")
+        if "-" in plain and (plain in KNOWN or plain in UNMODELLED):
+            raise InputError(f"{path}: {shown(word)} stands behind {name}; the argument is --{plain}")
+        if values > 1 and name.lstrip("-") in ARRANGEMENTS and name not in _LISTS:
+            raise InputError(f"{path}: {shown(word)} stands behind {name}, which takes one value")
 
 
 def read_script(source: Source) -> FileRun:
@@ -43,7 +69,9 @@ def read_script(source: Source) -> FileRun:
         raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
-    flags = arguments(words[at + 1 :], path, ignored, repeated)
+    given = words[at + 1 :]
+    flags = arguments(given, path, ignored, repeated)
+    _check_values(given[: given.index(END)] if END in given else given, path)
     for name, value in flags.items():
         if str(value).lower() in ("true", "false") and value is not True and name not in ignored:
             raise InputError(

@@ -71,6 +71,8 @@ _BAR = re.compile(
     r"\b(\d{1,9})/(\d+) \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)"
 )
 _TRAINS = re.compile(r"\b(?:epochs?|train\w*|steps?|iterations?)\b", re.IGNORECASE)  #: in the label of a bar
+#: Of a line of Megatron-LM's that has its time too.
+_BATCH = re.compile(r"iteration\s+\d+/.*global batch size:\s*(\d+)\b")
 _VALIDATION = re.compile(r"^.*\bvalidate step:.*$", re.MULTILINE)  #: a line of torchtitan's that is no training step
 _CLEAR_SECONDS = 20.0  #: on a clock that shows whole ones
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -78,6 +80,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 WARM_UP, LEAST = 5, 5
 _MOST_BYTES = 256 << 20
 _KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
+
+
+#: Before the arguments that Megatron-LM prints when it starts.
+_STARTED = re.compile(r"^.*-{3,} arguments -{3,}$", re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(r"\bOutOfMemoryError\b|CUDA out of memory")
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,15 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
     if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
         return _from_json(text, path)
+    text = last_run(text)
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps, warm_up = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
     if not len(steps) and not collectives:
+        if _OUT_OF_MEMORY.search(text):
+            raise InputError(
+                f"{path}: it ended out of memory before it printed a step; foretrain predict says what its layout needs"
+            )
         raise InputError(
             f"{path}: no step times and no table of nccl-tests; a trainer's log has lines such as "
             "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', or a progress bar of 20 s; a JSON file has "
@@ -131,6 +143,12 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
         raise InputError(f"{path}: of a step {error}") from None
     check_statements(_ANSI.sub("", text), path, run, hardware)
     return Observation(steps, *_peak(_of_training(text)), collectives=collectives, warm_up=warm_up)
+
+
+def last_run(text: str) -> str:
+    """Return what a log holds of the last job that began in it, where several that print their arguments were appended."""
+    starts = [found.start() for found in _STARTED.finditer(text)]
+    return text[starts[-1] :] if len(starts) > 1 else text
 
 
 def _of_training(text: str) -> str:
@@ -147,16 +165,24 @@ def _peak(text: str) -> tuple[float | None, str]:
     return None, "allocated"
 
 
+def _of_batch(text: str, batch: Batch) -> str:
+    """Return a log without the steps that it prints with another batch, which grew (Megatron-LM's --rampup-batch-size)."""
+    lines = [(_BATCH.search(line), line) for line in text.splitlines()]
+    if not any(found and float(found[1]) == batch.sequences for found, _ in lines):
+        return text
+    return "\n".join(line for found, line in lines if not found or float(found[1]) == batch.sequences)
+
+
 def step_seconds(text: str, batch: Batch) -> tuple[np.ndarray, bool]:
-    """Return the step times of a trainer's log in order, without those of its warm-up where there are enough others, and
-    whether they are among them."""
-    text = _of_training(text)
+    """Return the step times of a trainer's log in order, without those of its warm-up where there are enough others, else
+    without the first one, and whether others of its warm-up are among them."""
+    text = _of_batch(_of_training(text), batch)
     for words, seconds in _STEPS:
         found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
         steps = np.array([seconds(value, batch) for value in found if value > 0])
         if len(steps):
             enough = len(steps) >= WARM_UP + LEAST
-            return steps[WARM_UP if enough else 0 :], not enough
+            return steps[WARM_UP if enough else min(len(steps) - 1, 1) :], not enough
     of_bar = _bar_seconds(text)
     if len(of_bar):
         return of_bar, False
@@ -211,6 +237,8 @@ def _from_json(text: str, path: Path) -> Observation:
         raise InputError(f"{path} is no JSON object: {error}") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{path} is no JSON object; known keys are {', '.join(_KEYS)}")
+    if "log_history" in values:
+        return _from_trainer_state(values["log_history"], path)
     unknown = sorted(set(values) - set(_KEYS))
     if unknown or not values:
         wrong = f"unknown key {unknown[0]!r}" if unknown else "it is empty"
@@ -222,6 +250,15 @@ def _from_json(text: str, path: Path) -> Observation:
     steps = np.array([number("step_s", value) for value in (given if isinstance(given, list) else [given])])
     peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:]))
     return Observation(steps, peak * GIB if peak else None, kind, world * 1e9 if world else None, node * 1e9 if node else None)
+
+
+def _from_trainer_state(history: Any, path: Path) -> Observation:
+    """Return what transformers' trainer_state.json says: the rate over the whole run, which its last entry has."""
+    entries = [entry for entry in history if isinstance(entry, Mapping)] if isinstance(history, list) else []
+    rates = [entry["train_steps_per_second"] for entry in entries if "train_steps_per_second" in entry]
+    if not rates:
+        raise InputError(f"{path}: no entry of log_history has train_steps_per_second, which is written when training ends")
+    return Observation(np.array([1 / number("train_steps_per_second", rates[-1])]), warm_up=True)
 
 
 def _from_nccl_tests(path: Path) -> tuple[Collectives, ...]:

@@ -18,7 +18,7 @@ from solver.formats.literal_python import Section
 from solver.formats.model_file import shipped_model
 from solver.formats.section_reader import SectionReader
 from solver.formats.toml_text import read_toml
-from solver.formats.torchtitan_keys import FLEX_ATTENTION, R2024, R2025, R2026, Release
+from solver.formats.torchtitan_keys import R2024, R2025, R2026, Release, attention_kernels
 from solver.formats.torchtitan_stages import listed_stages, stages_at_points
 from solver.spec.expert_rules import dispatchers_of
 from solver.spec.frameworks import framework_of
@@ -66,9 +66,10 @@ def _notes(file: SectionReader, release: Release, model: ModelSpec, precision: s
         yield f"expert_parallel_degree {degree} changes nothing: {model.name} has no experts"
     elif degree != 1 and ranks.get("expert_parallel_comm_backend") == "deepep" and not _reads_backend(model):
         yield "expert_parallel_comm_backend deepep changes nothing: torchtitan's code of this model exchanges by all-to-all"
-    if file.section("model").text("name", "llama3") in FLEX_ATTENTION:
+    section = file.section("model")
+    if own := attention_kernels(section.text("name", "llama3"), section.text("flavor", "debugmodel")):
         priced = "FlashAttention 2's" if model.attention_sinks else "scaled_dot_product_attention's"
-        yield f"attention is estimated as {priced} kernels; this model has FlexAttention's"
+        yield f"attention is estimated as {priced} kernels; this model has {own}"
     quantised = precision in ("fp8", "mxfp8")
     if quantised and "output" not in _filters(file, release, precision) and release.year >= 2025:
         yield "the head is estimated in 16 bits; torchtitan has it in 8, as output is not among filter_fqns"
@@ -88,13 +89,18 @@ def _model(file: SectionReader, release: Release, source: Source) -> ModelSpec:
     section = file.section("model")
     name, flavor = section.text("name", "llama3"), section.text("flavor", "debugmodel")
     if (name, flavor) in release.flavors:
-        return flavor_model(release.flavors[name, flavor])
+        return flavor_model(release.flavors[name, flavor], flavor)
     return model_beside(source, f"flavor {flavor!r} of torchtitan's model {name!r} is not known here")
 
 
-def flavor_model(shipped: str) -> ModelSpec:
-    """Return a model that is shipped here as torchtitan has it: without multi-token prediction."""
-    return shipped_model(shipped).replace(num_nextn_predict_layers=0)
+def flavor_model(shipped: str, flavor: str) -> ModelSpec:
+    """Return a model that is shipped here as a flavor of torchtitan has it: without multi-token prediction; Llama 4 without
+    norms of queries and keys, and but for its "irope" with rotary embedding and whole causal attention in all layers."""
+    model = shipped_model(shipped).replace(num_nextn_predict_layers=0)
+    if not model.attention_chunk_size:
+        return model
+    whole = {} if flavor.endswith("_irope") else {"attention_chunk_size": 0, "layer_types": (), "no_rope_layers": ()}
+    return model.replace(qk_norm="none", **whole)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from solver.formats.hugging_face_export import config_json
 from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
 from solver.formats.torchtitan_config import ROTATES, flavor_model
-from solver.formats.torchtitan_keys import HEAD_APART, RELEASES, Release
+from solver.formats.torchtitan_keys import HEAD_APART, RELEASES, Release, attention_kernels
 from solver.formats.torchtitan_stages import assigned, stage_starts
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -23,8 +23,9 @@ Tables = dict[str, dict[str, Any]]
 def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text: NAME.toml, and the model where torchtitan has no flavor of it. Raises InputError."""
     release = next(r for r in RELEASES if r.framework == framework_of(run.framework).name)
-    plain = (pair for pair in release.flavors if pair[0] != "deepseek_v3")  # its flavors' attention is not the one estimated
-    flavor = next((pair for pair in plain if _same(model, release.flavors[pair])), None)
+    # flavors whose attention is the one that is estimated
+    plain = (pair for pair in release.flavors if pair[0] == "gpt_oss" or not attention_kernels(*pair))
+    flavor = next((pair for pair in plain if _same(model, release.flavors[pair], pair[1])), None)
     tables: Tables = {"job": {"description": f"{model.name} on {run.world_size} GPUs"}}
     tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model, release), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
@@ -42,8 +43,8 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     return {f"{name}.toml": write_toml(tables, comments), model_path(name): config_json(model)}
 
 
-def _same(model: ModelSpec, shipped: str) -> bool:
-    return flavor_model(shipped).replace(name=model.name) == model
+def _same(model: ModelSpec, shipped: str, flavor: str) -> bool:
+    return flavor_model(shipped, flavor).replace(name=model.name) == model
 
 
 def _own(model: ModelSpec, release: Release) -> tuple[str, str]:

@@ -168,7 +168,23 @@ _DEEPSEEK = {
     for size, name in {"16B": "deepseek_v2_lite", "236B": "deepseek_v2", "671B": "deepseek_v3"}.items()
 }
 _GPT_OSS = {("gpt_oss", size): f"gpt_oss_{size}" for size in ("20b", "120b")}
-FLEX_ATTENTION = ("deepseek_v3", "gpt_oss")  #: models whose flavors have torch's FlexAttention
+#: Of models/llama4/__init__.py: with chunks and layers without rotary embedding (irope), and without.
+_LLAMA4 = {
+    ("llama4", f"{size}{kind}"): name
+    for size, name in {"17bx16e": "llama4_scout", "17bx128e": "llama4_maverick"}.items() for kind in ("", "_irope")
+}  # fmt: skip
+#: Endings of flavors, or names of models, that have torch's FlexAttention.
+FLEX_FLAVORS = ("_flex", "_irope")
+_FLEX_MODELS = ("deepseek_v3", "gpt_oss")
+VARLEN_FLAVOR = "_varlen"  #: ending of those with FlashAttention for sequences of any length
+
+
+def attention_kernels(name: str, flavor: str) -> str:
+    """Return whose kernels a flavor's attention has where they are not scaled_dot_product_attention's; else ""."""
+    flex = name in _FLEX_MODELS or flavor.endswith(FLEX_FLAVORS)
+    return "FlexAttention's" if flex else "FlashAttention's for sequences of any length" * flavor.endswith(VARLEN_FLAVOR)
+
+
 _FLOAT8 = "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name filter_fqns emulate"
 _LINEAR = {"float8": keys(_FLOAT8), "mx": keys("mxfp8_dim1_cast_kernel_choice recipe_name filter_fqns")}
 R2026 = Release(
@@ -219,7 +235,8 @@ R2026 = Release(
         ),
         "compile.backend": (("inductor",), "another compiler"),
     },
-    flavors=_LLAMA3 | _QWEN3 | _DEEPSEEK | _GPT_OSS,
+    flavors=_LLAMA3 | _QWEN3 | _DEEPSEEK | _GPT_OSS | _LLAMA4
+    | {("llama3", f"8B_{kind}"): "llama3_8b" for kind in ("flex", "varlen")},
     schedules=_SCHEDULES,
     year=2026,
     converters={"quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"},

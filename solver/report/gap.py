@@ -145,7 +145,7 @@ def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
         )
     ]  # fmt: skip
     for switch in found.switches:
-        room = "" if switch.fits else " (and does not fit in memory without)"
+        room = "" if switch.fits else " (and it does not fit in memory without)"
         part = f", {found.share(switch.seconds):.0%} of the gap" if found.measured > found.best * 1.001 and switch.fits else ""
         lines.append(f"  {seconds(switch.seconds)} a step{part}: {switch.text}{room}")
     rest = found.measured - found.predicted

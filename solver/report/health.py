@@ -15,7 +15,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import GIB, MIB
 from solver.formats.step_log import LEAST, WARM_UP, Collectives, Observation
 from solver.report.explain import Explanation, explain
-from solver.report.other_settings import other_settings
+from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.words import PART_NAMES, seconds
 from solver.spec.cluster import check_bus_bandwidths, placement
 from solver.step.collective_checks import as_late_as_checks
@@ -58,9 +58,9 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
             raise InputError(
                 f"a step of {step:g} s, where {why.seconds:.3g} s are predicted, is not in seconds, or of another job"
             )
-        found += [*_step(solutions, index, why, step), *_evenness(observed.steps)]
+        found += [*_step(solutions, index, why, observed), *_evenness(observed.steps)]
         if observed.warm_up:
-            found.append(Finding(NOTE, f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too: {_FIRST}"))
+            found.append(Finding(NOTE, f"its first steps count too, since it shows no {WARM_UP + LEAST} of them: {_FIRST}"))
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
     found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]
@@ -113,8 +113,9 @@ def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterat
     yield Finding(NOTE, text)
 
 
-def _step(solutions: Solutions, index: int, why: Explanation, measured: float) -> Iterator[Finding]:
+def _step(solutions: Solutions, index: int, why: Explanation, observed: Observation) -> Iterator[Finding]:
     """Yield what a measured step says. Raises InputError where the GPUs would exceed their peak."""
+    measured = float(np.median(observed.steps))
     utilization = float(solutions.mfu[index]) * why.seconds / measured
     if utilization > 1:
         raise InputError(
@@ -129,10 +130,19 @@ def _step(solutions: Solutions, index: int, why: Explanation, measured: float) -
         return
     width = high / why.seconds
     for setting in other_settings(solutions, index):
-        if measured / width <= setting.seconds <= measured * width:
+        if measured / width <= setting.seconds <= measured * width and _remembers(solutions, index, observed, setting):
             yield Finding(NOTE, f"it would fit if {setting.text}: {seconds(setting.seconds)}")
     if verdict == WORSE:
         yield from _parts(why, measured - why.seconds)
+
+
+def _remembers(solutions: Solutions, index: int, observed: Observation, setting: OtherSetting) -> bool:
+    """Whether the measured peak of memory allows for another setting, whose peak is no farther from it than that without."""
+    peak, kind = observed.peak_memory, observed.memory_kind
+    if not peak:
+        return True
+    without, there = float(getattr(solutions.memory, kind)[index]), setting.memory[kind]
+    return abs(there / peak - 1) <= max(abs(without / peak - 1), _LEAST_MEMORY)
 
 
 def _parts(why: Explanation, excess: float) -> Iterator[Finding]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from solver.formats.cases import MEMORY_KINDS
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
@@ -18,10 +19,11 @@ LEAST = 0.02
 
 @dataclass(frozen=True)
 class OtherSetting:
-    """What is otherwise, in words that complete "if ...", and the step time [s] that results."""
+    """What is otherwise, in words that complete "if ...", and the step time [s] and peak memory [bytes by kind] of it."""
 
     text: str
     seconds: float
+    memory: Mapping[str, float]
 
 
 def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]:
@@ -29,15 +31,24 @@ def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]
     problem, now = solutions.problem, float(solutions.times.seconds[index])
     layout = solutions.layouts.strategy(index, problem.run)
     found = [
-        OtherSetting(text, float(estimate_layouts(changed, Layouts.of([other])).times.seconds[0]))
-        for text, changed, other in _changes(problem, layout)
+        _other(text, estimate_layouts(changed, Layouts.of([other])), 0) for text, changed, other in _changes(problem, layout)
     ]
+    same = _other("", solutions, index)
     found += [
-        OtherSetting(f"the network, which is not stated, has {share:g} of the usual bandwidth", float(seconds[index]))
+        replace(
+            same,
+            text=f"the network, which is not stated, has {share:g} of the usual bandwidth",
+            seconds=float(seconds[index]),
+        )
         for share, seconds in zip(SLOWER_NETWORKS, solutions.on_slower_networks, strict=False)
     ]
     matter = [setting for setting in found if abs(setting.seconds / now - 1) >= LEAST]
     return tuple(sorted(matter, key=lambda setting: -abs(math.log(setting.seconds / now))))
+
+
+def _other(text: str, solutions: Solutions, index: int) -> OtherSetting:
+    memory = {kind: float(getattr(solutions.memory, kind)[index]) for kind in MEMORY_KINDS}
+    return OtherSetting(text, float(solutions.times.seconds[index]), memory)
 
 
 def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem, Strategy]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, counted, shown
 from profiler.profile.profile import GIB
 from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, within_max_sizes
 from solver.search.kept import Best, Found
@@ -226,8 +226,9 @@ def _sequences(problem: Problem, sequences: int | None, tokens: int | None) -> i
 
 
 def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
+    gpus = counted(problem.run.world_size, "GPU")
     return (
-        f"{problem.model.name} fits on {problem.run.world_size} GPUs in none of {estimated} layouts: the leanest "
+        f"{problem.model.name} fits on {gpus} in none of {estimated} layouts: the leanest "
         f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more GPUs "
         "or more memory"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, counted, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
 from solver.spec.choices import (
     CHOICES,
@@ -176,7 +176,8 @@ class Strategy:
             )
         if self.tp * self.cp * self.dp % (self.ep * self.etp):
             raise InputError(
-                f"ep {self.ep} * etp {self.etp} does not divide the {self.tp * self.cp * self.dp} ranks of a pipeline stage"
+                f"ep {self.ep} * etp {self.etp} does not divide the "
+                f"{counted(self.tp * self.cp * self.dp, 'rank')} of a pipeline stage"
             )
 
     @property

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -676,3 +677,11 @@ def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys:
     mfu = next(i for i, line in enumerate(lines) if line.startswith("MFU "))
     assert lines[mfu + 1].startswith(f"Layers assigned to stages (--balance, below; --export writes it) {change:+.1%} time: ")
     assert not any(line.startswith("With --balance") for line in lines)
+
+
+def test_files_are_written_though_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    words = f"--run_all_solu --model_size llama3_8b --world_size 8 --framework fsdp --json {shlex.quote(str(out))}"
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} simulation_train_formulaic.py {words} | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and not done.stderr and json.loads(out.read_text())["best"]

@@ -222,6 +222,8 @@ _STATES = (
          lambda a: not {"deterministic-mode", "cross-entropy-loss-fusion"} <= a.keys()),
     Rule("--attention-backend flash and fused, and --use-flash-attn, need --bf16 or --fp16", "extensions/transformer_engine.py",
          lambda a: implies(_fused_attention(a), not a.keys().isdisjoint(("bf16", "fp16")))),
+    Rule("--attention-backend local needs --spec local", _START,
+         lambda a: implies(a.text("attention-backend") == "local", a.text("spec") == "local")),
     Rule("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN are as --attention-backend has them, all 1 for auto",
          "models/common/language_module/language_module.py", lambda a: all(
              a.sets(f"NVTE_{name.upper()}_ATTN", str(int(a.text("attention-backend", "auto") in (name, "auto"))))

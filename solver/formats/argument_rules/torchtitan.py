@@ -7,6 +7,7 @@ models/llama3/infra/parallelize.py; torch/distributed/pipelining/schedules.py; a
 from __future__ import annotations
 
 from solver.formats.argument_rules.rule import Arguments, Rule, implies
+from solver.formats.torchtitan_keys import FLEX_FLAVORS, VARLEN_FLAVOR
 
 _DIMS, _PARALLELIZE, _PIPELINE = "parallel_dims.py", "llama3/infra/parallelize.py", "distributed/pipeline.py"
 _ONE_STAGE, _SPLIT = ("1f1b", "gpipe"), ("zbvzerobubble", "interleavedzerobubble")
@@ -38,9 +39,10 @@ def _micro_batches(a: Arguments) -> int:
 
 
 def _flex(a: Arguments) -> bool:
-    """Whether the model is a flavor of torchtitan's with FlexAttention."""
+    """Whether the model is a flavor of torchtitan's with FlexAttention, or with attention of sequences of any length."""
     sizes = {"deepseek_v3": ("16B", "236B", "671B"), "gpt_oss": ("20b", "120b")}
-    return a.text("model.flavor", "") in sizes.get(a.text("model.name", ""), ())
+    flavor = a.text("model.flavor", "")
+    return flavor in sizes.get(a.text("model.name", ""), ()) or flavor.endswith((*FLEX_FLAVORS, VARLEN_FLAVOR))
 
 
 def _compiled(a: Arguments) -> bool:
@@ -76,7 +78,7 @@ RULES = (
     Rule("enable_async_tensor_parallel needs a compiled model", "distributed/tensor_parallel.py",
          lambda a: implies(_degree(a, "tensor_parallel") > 1 and a.on("parallelism.enable_async_tensor_parallel"),
                            _compiled(a))),
-    Rule("flavors with FlexAttention exclude context parallelism", "deepseek_v3/infra/parallelize.py",
+    Rule("flavors with FlexAttention or varlen attention exclude context parallelism", "deepseek_v3/infra/parallelize.py",
          lambda a: a.size("parallelism.context_parallel_degree") == 1 or not _flex(a)),
     Rule("copies without shards exclude tensor and pipeline parallelism", _PARALLELIZE,
          lambda a: implies(_degree(a, "data_parallel_replicate") > 1 and _degree(a, "context_parallel") == 1

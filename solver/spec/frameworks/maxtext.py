@@ -21,6 +21,7 @@ MAXTEXT = Framework(
         cp_comms=(),
         pipeline=False,
         recompute=("none", "selective", "full"),
+        recompute_shares=(),  # remat_policy is of the layer that a scan runs
         soft_caps=UNFUSED_CAPS,  # layers/attentions.py: attn_logits_soft_cap with dot_product
     ),  # fmt: skip
     kernels=Kernels(compiled_loss=True),

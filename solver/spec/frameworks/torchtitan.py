@@ -141,7 +141,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     aliases=("nemo automodel", "automodel"),
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
-        "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
+        "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": (), "compiles_tp_overlap": False,
         "casts_by_shards": False,  # parameters are bf16
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
         "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,

@@ -151,6 +151,9 @@ def test_checkpointing_that_both_ask_for_is_refused_by_the_trainer(tmp_path: Pat
         config = load(tmp_path, text, script)
         said = [note for note in config.notes if note.startswith("its framework would refuse this run: fsdp_activation")]
         assert len(said) == refusals and config.layout["recompute"] == "full"
+    text = TEMPLATE.replace("fsdp_config:\n", "fsdp_config:\n  fsdp_activation_checkpointing: true\n")
+    config = load(tmp_path, text, script.replace("checkpointing\n", "checkpointing false\n"))  # leaves it to accelerate
+    assert config.layout["recompute"] == "full" and not any("would refuse" in note for note in config.notes)
 
 
 def test_a_script_may_have_another_name(tmp_path: Path) -> None:

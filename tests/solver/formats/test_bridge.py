@@ -139,6 +139,14 @@ def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
                               "optimizer", "scheduler", "dist")  # fmt: skip
 
 
+def test_switches_that_comm_overlap_sets_anew_are_named(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("ddp:\n", "ddp:\n  overlap_grad_reduce: false\n")
+    for section, said in (("comm_overlap: {tp_comm_overlap: false}", 1), ("comm_overlap: {overlap_grad_reduce: false}", 0)):
+        config = load(tmp_path, text + section, "qwen3_30b_a3b")
+        assert sum("ddp.overlap_grad_reduce false has no effect" in note for note in config.notes) == said
+        assert config.layout["overlap_grad_reduce"] == (said == 1)
+
+
 @pytest.mark.parametrize(
     ("text", "field", "value"),
     [
@@ -303,7 +311,7 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
         return capsys.readouterr().out
 
     path, found = str(tmp_path / "best.yaml"), tmp_path / "found.json"
-    searched = "--run_all_solu --model_size qwen3_30b_a3b --world_size 16 --framework megatron-bridge --top 1 --fix pp=1"
+    searched = "--run_all_solu --model_size qwen3_30b_a3b --world_size 16 --framework megatron-bridge --top 1 --fix zero=3"
     command(*searched.split(), "--set", "tp_comm_overlap=false", "--export", path, "--json", str(found))
     again = tmp_path / "again.json"
     assert "tokens/GPU/s" in command("--config", path, "--json", str(again))

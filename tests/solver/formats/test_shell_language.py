@@ -98,6 +98,9 @@ def test_variables_that_only_a_run_of_the_script_would_show_are_refused(script: 
         ("\ncase $X\nfoo\nesac", "a case statement has no 'in' after its word"),
         (" \\ \n --tensor-model-parallel-size 4", "a blank stands behind a backslash"),
         (" --tensor-model-parallel-size 2 --sequence-parallel false", "--sequence-parallel takes no value"),
+        (" --lr 1e-4 sequence-parallel", "'sequence-parallel' stands behind --lr; the argument is --sequence-parallel"),
+        (" --log-progress -recompute-activations", "the argument is --recompute-activations"),
+        (" --train-iters 10 20", "'20' stands behind --train-iters, which takes one value"),
     ],
 )
 def test_words_that_would_be_lost_are_refused(behind: str, sentence: str, tmp_path: Path) -> None:

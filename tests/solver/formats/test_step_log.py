@@ -60,8 +60,36 @@ def test_warm_up_is_left_out_where_enough_steps_follow(tmp_path: Path) -> None:
         return "\n".join(f"elapsed time per iteration (ms): {1000 + i}" for i in range(count))
 
     assert step_seconds(log(10), BATCH)[0].tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
-    assert len(step_seconds(log(9), BATCH)[0]) == 9
+    assert step_seconds(log(9), BATCH)[0].tolist() == pytest.approx([1 + i / 1000 for i in range(1, 9)])  # without the first
+    assert step_seconds(log(1), BATCH)[0].tolist() == [1.0]
     assert [read_observation(written(tmp_path, log(count)), ONE, "h100_sxm").warm_up for count in (9, 10)] == [True, False]
+
+
+def test_steps_of_a_batch_that_grows_are_left_out() -> None:
+    def line(number: int, batch: int, milliseconds: int) -> str:
+        return f" iteration {number}/ 100 | elapsed time per iteration (ms): {milliseconds} | global batch size: {batch} |\n"
+
+    small, large = "".join(line(i, 4, 900) for i in range(28)), "".join(line(28 + i, 8, 3000) for i in range(12))
+    assert set(step_seconds(small + large, Batch(1.0, 8))[0]) == {3.0}
+
+
+def test_the_last_of_several_jobs_in_a_log_counts(tmp_path: Path) -> None:
+    start = "------------------------ arguments ------------------------\n"
+    first, second = ("elapsed time per iteration (ms): " + f"{ms}\n" for ms in (1000, 2000))
+    text = start + 20 * first + start + 12 * second
+    assert set(read_observation(written(tmp_path, text), ONE, "h100_sxm").steps) == {2.0}
+
+
+def test_a_trainer_state(tmp_path: Path) -> None:
+    state = '{"epoch": 1.0, "log_history": [{"loss": 2.0}, {"train_steps_per_second": 0.25}]}'
+    assert read_observation(written(tmp_path, state), ONE, "h100_sxm").steps.tolist() == [4.0]
+    with pytest.raises(InputError, match="no entry of log_history has train_steps_per_second"):
+        read_observation(written(tmp_path, '{"log_history": [{"loss": 2.0}]}'), ONE, "h100_sxm")
+
+
+def test_a_job_that_ended_out_of_memory_is_named_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it ended out of memory before it printed a step"):
+        read_observation(written(tmp_path, "torch.OutOfMemoryError: CUDA out of memory."), ONE, "h100_sxm")
 
 
 def test_json(tmp_path: Path) -> None:
@@ -75,7 +103,7 @@ def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
     lines = "".join(f"step: {i}  memory: {gib}GiB(70%)  tps: 4,096\n" for i, gib in enumerate((55.5, 56.72, 56.7)))
     found = read_observation(written(tmp_path, lines), ONE, "h100_sxm")
     assert (
-        found.peak_memory == pytest.approx(56.72 * GIB) and found.memory_kind == "reserved" and found.steps.tolist() == [1] * 3
+        found.peak_memory == pytest.approx(56.72 * GIB) and found.memory_kind == "reserved" and found.steps.tolist() == [1] * 2
     )
 
 

@@ -70,6 +70,15 @@ def load(tmp_path: Path, text: str, world: int = 0) -> Any:
     return load_run_config(path, world)
 
 
+def test_flavors_of_llama_4_are_what_their_code_has(tmp_path: Path) -> None:
+    """models/llama4/__init__.py: only "irope" has chunks and layers without rotary embedding, in FlexAttention."""
+    for flavor, chunk, note in (("17bx16e", 0, False), ("17bx16e_irope", 8192, True)):
+        text = NEWER.replace('"qwen3"', '"llama4"').replace('"30B-A3B"', f'"{flavor}"')
+        config = load(tmp_path, text)
+        assert config.model.attention_chunk_size == chunk and config.model.qk_norm == "none"
+        assert bool(config.model.no_rope_layers) == note == any("FlexAttention's" in said for said in config.notes)
+
+
 def test_a_shard_degree_that_is_left_open_follows_from_the_gpus(tmp_path: Path) -> None:
     text = PRESET.replace("replicate_degree = 1", "replicate_degree = 2").replace("seq_len", "global_batch_size = 256\nseq_len")
     layout = load(tmp_path, text, 64).layout
@@ -202,7 +211,7 @@ def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_p
     assert any("FlexAttention" in note for note in config.notes)
     assert config.layout["moe_dispatcher"] == ("deepep" if name == "deepseek_v3" else "alltoall")
     told = load(tmp_path, text.replace("tensor_parallel_degree", "context_parallel_degree")).notes
-    assert [note for note in told if "flavors with FlexAttention exclude context parallelism" in note]
+    assert [note for note in told if "flavors with FlexAttention or varlen attention exclude context parallelism" in note]
 
 
 def test_a_converter_that_does_not_run_changes_nothing(tmp_path: Path) -> None:

@@ -42,7 +42,10 @@ def test_a_step_as_predicted_is_one_finding(solutions: Solutions) -> None:
 def test_first_steps_of_a_job_are_named_where_they_count(solutions: Solutions) -> None:
     why = explain(solutions, 0)
     found = texts(solutions, Observation(np.array([why.seconds]), warm_up=True))
-    assert found["of less than 10 steps the first 5 count too: they wait for compilation, data and communicators"] == "note"
+    assert (
+        found["its first steps count too, since it shows no 10 of them: they wait for compilation, data and communicators"]
+        == "note"
+    )
 
 
 def test_what_alone_would_explain_a_slow_step(solutions: Solutions) -> None:
