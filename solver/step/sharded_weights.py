@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,18 +19,41 @@ from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.step_ops import copy_ops, gather_ops, group_ops
 
 
+class Neighbours(NamedTuple):
+    """The kinds of the layers before and after a layer, and the share of the layers of its kind that stand between these."""
+
+    before: int
+    after: int
+    share: float
+
+
+def neighbours_of(of_layer: np.ndarray, kinds: int) -> tuple[tuple[Neighbours, ...], ...]:
+    """Return between which kinds of layers those of each kind stand; of_layer: kind of each layer. At an end of the model a
+    layer of its own kind stands for the one that is not there."""
+    before, after = np.append(of_layer[:1], of_layer[:-1]), np.append(of_layer[1:], of_layer[-1:])
+    found = []
+    for kind in range(kinds):
+        pairs, counts = np.unique(np.stack([before, after])[:, of_layer == kind], axis=1, return_counts=True)
+        shares = (counts / counts.sum()).tolist()
+        found.append(
+            tuple(Neighbours(first, last, share) for (first, last), share in zip(pairs.T.tolist(), shares, strict=True))
+        )
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class ShardedWeights:
     """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
 
-    gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. head: [S] those of a
-    head that is gathered as a layer is, apart from the root. by_tensor: as in DataParallel.zero3_by_tensor. regathered: share
-    of the weights that is then gathered again after recomputation. reducing: [S] share of the micro batches that reduce
-    gradients. last_kind: of the last layer.
+    gather, scatter: [S] weights and gradients of a layer. neighbours: of the layers of a kind. root: [S] both of embedding and
+    head, exposed. head: [S] those of a head that is gathered as a layer is, apart from the root. by_tensor: as in
+    DataParallel.zero3_by_tensor. regathered: share of the weights that is then gathered again after recomputation. reducing:
+    [S] share of the micro batches that reduce gradients. last_kind: of the last layer.
     """
 
     gather: tuple[SideStreamWork, ...]
     scatter: tuple[SideStreamWork, ...]
+    neighbours: tuple[tuple[Neighbours, ...], ...]
     root: np.ndarray
     head: tuple[SideStreamWork, SideStreamWork] | None
     by_tensor: bool
@@ -103,8 +127,9 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     root = work("root", ways[0]).exposed * (1 + sync.regathers_root) + work("root", ways[1]).exposed * reducing
     head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
     regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
+    neighbours = neighbours_of(problem.kinds.of_layer, len(problem.kinds.kinds))
     return ShardedWeights(
-        gather, scatter, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1])
+        gather, scatter, neighbours, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1])
     )
 
 
@@ -138,7 +163,7 @@ def exposed_by_sharding(
     [kinds, layouts], and those of embedding and head, [layouts]; zero for other layouts.
 
     A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
-    gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
+    gradients of the layer after it are reduce-scattered at the same time.
     Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Without overlap_param_gather the all-gather is exposed,
     without overlap_grad_reduce the reduce-scatter. Where tensors are gathered one by one nothing overlaps, because the device
     is waited for before each. A head that is a unit of its own is gathered beside the last layer, and reduced beside its
@@ -151,16 +176,19 @@ def exposed_by_sharding(
     row = layouts.row[chosen]
     reducing = weights.reducing[row]
     for kind in range(len(forward)):
-        gather, scatter = weights.gather[kind].take(row), weights.scatter[kind].take(row)
         if weights.by_tensor:
+            gather, scatter = weights.gather[kind].take(row), weights.scatter[kind].take(row)
             layer[kind, chosen] = 2 * gather.exposed + scatter.exposed * reducing
             recomputing[kind, chosen] = weights.regathered * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
             continue
         passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
-        once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
-        first = gather.overlapped_with(forward[kind, chosen]) if run.overlap_param_gather else gather.exposed
-        layer[kind, chosen] = first + once
-        recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
+        for before, after, share in weights.neighbours[kind]:
+            gather, scatter = weights.gather[before].take(row), weights.scatter[after].take(row)
+            once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
+            following = weights.gather[after].take(row)
+            first = following.overlapped_with(forward[kind, chosen]) if run.overlap_param_gather else following.exposed
+            layer[kind, chosen] += share * (first + once)
+            recomputing[kind, chosen] += share * (again - once)  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
     exposed_already = weights.by_tensor or not run.overlap_param_gather
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])

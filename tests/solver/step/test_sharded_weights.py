@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from toy import BYTE, LINK, TINY, part, tiny
 
 from solver.spec.frameworks import framework_of
-from solver.step.sharded_weights import linear_tensors
+from solver.step.sharded_weights import exposed_by_sharding, linear_tensors, neighbours_of
+from solver.step.side_stream import SideStreamWork
 from solver.step.solutions import Solutions
 
 #: Weights of a layer's linears, and its norms.
@@ -57,6 +60,28 @@ def test_accelerate_gathers_the_root_of_fsdp2_again_for_its_backward_pass() -> N
     elements, reduced = 2 * 16_384 + 64, 4 * LINK + 4 * 2 * BYTE
     assert _sharded("fsdp2").terms.sharded.root[0] == pytest.approx(elements * (2 * (2 * LINK + 4 * BYTE) + reduced), rel=1e-9)
     assert _sharded("fsdp").terms.sharded.root[0] == pytest.approx(elements * (2 * LINK + 4 * LINK + 4 * 4 * BYTE), rel=1e-9)
+
+
+def test_layers_stand_between_layers_of_other_kinds() -> None:
+    # 0 0 1 0 1: the first 0 stands for what is before it, the last 1 for what is behind it
+    first, second = neighbours_of(np.array([0, 0, 1, 0, 1]), 2)
+    assert first == ((0, 0, 1 / 3), (0, 1, 1 / 3), (1, 1, 1 / 3)) and second == ((0, 0, 1 / 2), (0, 1, 1 / 2))
+
+
+def test_a_layer_is_gathered_beside_the_one_before_it() -> None:
+    # a dense layer and one of experts, seconds forward and backward: beside the dense one (2, 4) the experts are gathered (5),
+    # then the dense one is gathered and the experts reduced (1 + 6); beside the experts (4, 8) the same
+    found = tiny("torchtitan-2025-06", 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8)
+
+    def work(*seconds: float) -> tuple[SideStreamWork, ...]:
+        return tuple(SideStreamWork(np.array([each]), np.zeros(1), np.zeros(1)) for each in seconds)
+
+    kinds = np.array([0, 1])
+    weights = replace(found.terms.sharded, gather=work(1, 5), scatter=work(2, 6), neighbours=neighbours_of(kinds, 2), head=None)
+    forward, backward = np.array([[2.0], [4.0]]), np.array([[4.0], [8.0]])
+    nothing = np.zeros((2, 1))
+    layers = exposed_by_sharding(weights, found.layouts, found.problem.run, forward, backward, nothing)[0]
+    assert layers[:, 0].tolist() == [(5 - 2) + (1 + 6 - 4), (5 - 4) + 0]
 
 
 def test_megatron_fsdp_gathers_and_shards_what_it_multiplies() -> None:
