@@ -18,14 +18,13 @@ from solver.api import configured_strategy
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
 from solver.batch import batch_or_default, searched_batch
 from solver.inputs import Inputs, load_inputs
-from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, decision_of_search, kept_out, standing
+from solver.report.decision import MEASUREMENTS, Decision, decision_of, decision_of_search, kept_out, standing
 from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.html import write_report
 from solver.report.measuring_plan import MOST, measuring_plan
 from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
 from solver.report.terminal import breakdown, heading, verdict_text
-from solver.report.uncertainty import own_stds
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
@@ -131,7 +130,7 @@ def _rivals_table(decision: Decision) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout")
     times = rivals.times.seconds
-    for index, chance in enumerate(chances(times, own_stds(rivals))):
+    for index, chance in enumerate(decision.chances):
         table.add_row(seconds(float(times[index])), f"{times[index] / times[0] - 1:+.1%}",
                       f"{rivals.memory.device[index] / GIB:.1f}", f"{chance:.0%}", describe(rivals, index))  # fmt: skip
     return table
@@ -182,7 +181,7 @@ def _what_would_decide(decision: Decision) -> str:
 
 def _as_dict(decision: Decision, inputs: Inputs) -> dict[str, Any]:
     rivals, around = decision.rivals, decision.around
-    found, times = chances(rivals.times.seconds, own_stds(rivals)), around.solutions.times.seconds
+    found, times = decision.chances, around.solutions.times.seconds
     return problem_dict(rivals, inputs.said) | {
         "best": [solution_dict(rivals, 0, decision.why[0])],
         "rivals": [

@@ -58,15 +58,15 @@ class Side:
 def probability_faster(side: Side, other: Side) -> float:
     """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
 
-    Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not
-    is LAYOUT_STD each, and that of a tensor group that spans nodes where only one of them has such. Of one run on two machines
-    estimated from the same kernels, the smaller uncertainty of each kind of op is common too, and what is of the system. Of two
-    models, frameworks or sets of kernels nothing is taken to be common.
+    Both errors are log-normal. Of two layouts of one run, on one machine or on two estimated from the same kernels, the smaller
+    uncertainty of each kind of op is common, and what is of the system; what is not: LAYOUT_STD each, the rest of each kind,
+    and that of a tensor group that spans nodes where only one of them has such. Of two models, frameworks or sets of kernels
+    nothing is taken to be common.
     """
     std = difference_std(spread_of(side.solutions, 0), spread_of(other.solutions, 0))
     if _run_of(side) != _run_of(other):
         std = math.hypot(side.why.relative_std, other.why.relative_std)
-    elif _machine_of(side) != _machine_of(other):
+    else:
         kinds, theirs = side.why.kind_uncertainties(), other.why.kind_uncertainties()
         std = math.hypot(std, *(math.sqrt(abs(kinds.get(k, 0.0) ** 2 - theirs.get(k, 0.0) ** 2)) for k in {*kinds, *theirs}))
     return float(normal_cdf(float(np.log(side.tgs / other.tgs)) / std))
@@ -76,10 +76,6 @@ def _run_of(side: Side) -> tuple[Any, ...]:
     """Return what two estimates must share for some of their errors to be common: the run, and what its kernels rest on."""
     p = side.solutions.problem
     return side.kernels, p.cost.origin, p.model, p.run.framework, p.run.precision, p.run.seq_len
-
-
-def _machine_of(side: Side) -> tuple[Any, ...]:
-    return side.solutions.problem.cost.device, side.solutions.problem.cluster
 
 
 def verdicts(sides: Sequence[Side]) -> list[str]:

@@ -69,12 +69,16 @@ class Decision:
     around: Neighbourhood
 
     def __repr__(self) -> str:
-        chance = chances(self.rivals.times.seconds, own_stds(self.rivals))
         lines = [
             f"{probability:.0%} the fastest, {seconds(one.seconds)} a step: {describe(self.rivals, i)}"
-            for i, (one, probability) in enumerate(zip(self.why, chance, strict=True))
+            for i, (one, probability) in enumerate(zip(self.why, self.chances, strict=True))
         ]
         return "\n".join(["<Decision among", *lines[:_SHOWN]]) + ">"
+
+    @cached_property
+    def chances(self) -> np.ndarray:
+        """With which probability each of the rivals is the fastest: [layouts], which add up to 1."""
+        return chances(self.rivals.times.seconds, own_stds(self.rivals, [why.kind_uncertainties() for why in self.why]))
 
     @cached_property
     def rows(self) -> list[Sensitivity]:

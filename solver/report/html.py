@@ -14,14 +14,14 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.formats.export import launch_file
-from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, standing
+from solver.report.decision import MEASUREMENTS, Decision, kept_out, standing
 from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import pareto_figure, stages_figure
 from solver.report.timeline import step_timeline
-from solver.report.uncertainty import own_stds, uncertainties
+from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
@@ -135,7 +135,7 @@ def _rivals(decision: Decision) -> str:
     rivals = decision.rivals
     if len(rivals) < 2:
         return ""
-    times, found = rivals.times.seconds, chances(rivals.times.seconds, own_stds(rivals))
+    times, found = rivals.times.seconds, decision.chances
     rows = [
         [seconds(float(times[i])), f"{times[i] / times[0] - 1:+.1%}", f"{rivals.memory.device[i] / GIB:.1f}", f"{found[i]:.0%}",
          describe(rivals, i)]

@@ -6,7 +6,7 @@ Standard deviations of log(step time), judged from the published runs (docs/accu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -50,10 +50,15 @@ def difference_std(one: float, other: float) -> float:
     return math.sqrt(2 * LAYOUT_STD**2 + abs(one**2 - other**2))
 
 
-def own_stds(solutions: Solutions) -> np.ndarray:
-    """Return the standard deviations of log(step time) of what each layout errs by and not all others do too, [layouts]."""
-    spread = np.array([spread_of(solutions, index) for index in range(len(solutions))])
-    return np.hypot(LAYOUT_STD, np.sqrt(spread**2 - np.min(spread, initial=np.inf) ** 2))
+def own_stds(solutions: Solutions, kinds: Sequence[Mapping[str, float]]) -> np.ndarray:
+    """Return the standard deviations of log(step time) of what each layout errs by and not all others do too, [layouts].
+
+    kinds: of each layout, by the kind of ops whose errors make it (Explanation.kind_uncertainties).
+    """
+    names = sorted({kind for one in kinds for kind in one})
+    own = [[spread_of(solutions, index), *(one.get(kind, 0.0) for kind in names)] for index, one in enumerate(kinds)]
+    squares = np.array(own) ** 2
+    return np.hypot(LAYOUT_STD, np.sqrt((squares - squares.min(axis=0)).sum(axis=1)))
 
 
 def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:

@@ -139,7 +139,8 @@ def _synchronisation(
     reduces them once, after the last backward pass (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync); where
     it is deferred, once beside the last backward pass.
     Gradients of interleaved chunks are sent when a chunk's last micro batch is done, while those of the chunks before it run,
-    and of the first chunk after all (Megatron-Core's schedules.py, whose ranks launch them at the same time).
+    and of the first chunk after all; parameters of a chunk are gathered while the first micro batches run the chunk before it
+    (Megatron-Core's schedules.py, whose ranks launch them at the same time unless told otherwise).
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
@@ -167,8 +168,12 @@ def _synchronisation(
     if run.overlap_grad_reduce:
         late = framework.data_parallel.overlaps_sharded_alone & ((zero == 0) | (pp > 1))
         sync = np.where(late, sync, reduce.overlapped_with(under, alone))
-    gathered = (
-        gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed
-    )
+    gathered = gather.exposed
+    if run.overlap_param_gather and not muon:
+        chunks = np.where(interleaved & (not framework.data_parallel.shards_units), vpp, 1)
+        first = gather * (1 / chunks)
+        gathered = first.overlapped_with(forward * gathers / chunks, np.minimum(last_bucket * chunks, 1.0))
+        later = 1 - 1 / chunks
+        gathered = gathered + (gather * later).overlapped_with(group * forward * later)
     shared = (zero == 1) | (zero == 2) | ((zero == 0) & shares_vocabulary(problem, split)[row])
     return sync * (zero < 3), gathered * shared

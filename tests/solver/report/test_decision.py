@@ -48,8 +48,13 @@ def test_what_all_rivals_may_err_by_decides_nothing() -> None:
     problem = make_problem(model, 32, toy_cost(), 4096, framework="megatron-core", precision="bf16")
     wide = [problem.run.replace(tp=16, dp=2, num_micro_batches=m) for m in (4, 8)]
     inside = problem.run.replace(tp=8, dp=4)
-    assert own_stds(estimate(problem, wide)) == pytest.approx([LAYOUT_STD] * 2)
-    assert own_stds(estimate(problem, [*wide, inside])) == pytest.approx([hypot(LAYOUT_STD, 0.35)] * 2 + [LAYOUT_STD])
+    assert own_stds(estimate(problem, wide), [{}, {}]) == pytest.approx([LAYOUT_STD] * 2)
+    three = estimate(problem, [*wide, inside])
+    assert own_stds(three, [{}] * 3) == pytest.approx([hypot(LAYOUT_STD, 0.35)] * 2 + [LAYOUT_STD])
+    # and what only its network, or more of it, is uncertain by
+    kinds = [{"linear": 0.1, "network": 0.05}, {"linear": 0.1, "network": 0.13}, {"linear": 0.1}]
+    expected = [hypot(LAYOUT_STD, 0.35, 0.05), hypot(LAYOUT_STD, 0.35, 0.13), LAYOUT_STD]
+    assert own_stds(three, kinds) == pytest.approx(expected)
     assert difference_std(0.35, 0.35) == pytest.approx(sqrt(2) * LAYOUT_STD)
     assert difference_std(0.35, 0.0) == pytest.approx(hypot(sqrt(2) * LAYOUT_STD, 0.35))
 

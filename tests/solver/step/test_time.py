@@ -106,6 +106,16 @@ def test_under_no_sync_gradients_are_joined_and_added_in_sixteen_bits(zero: int)
         assert gathered[0] == pytest.approx(4 * gathered[1], rel=1e-9) and gathered[1] > 0
 
 
+def test_parameters_of_later_chunks_are_gathered_beside_earlier_ones() -> None:
+    # one bucket a stage: of 1F1B nothing hides it; of two chunks the second one's half runs beside the first one's passes, of
+    # which a tenth is lost to it
+    for vpp, share in ((1, 1.0), (2, 1 / 2 + 0.1 / 2)):
+        found = tiny("megatron-core-0.12", 4, TINY.replace(num_hidden_layers=4), {"p2p_overlap": True}, dp=2, pp=2, vpp=vpp,
+                     zero=1, zero_shard_size=2, micro_batch_size=1024, num_micro_batches=4)  # fmt: skip
+        gather = found.terms.all_gather.communication[0]
+        assert gather > 0 and part(found, "parameter_gather")[0] == pytest.approx(share * gather, rel=1e-6)
+
+
 def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     # five launches of 107 us (Megatron-LM's layers) or 40 us (Transformer Engine's); none in the zero-bubble authors' runtime,
     # nor where sends overlap with the next chunk, nor under other frameworks
