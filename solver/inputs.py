@@ -18,17 +18,14 @@ from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA
-from solver.api import DEFAULT_FRAMEWORK, chosen_profile, load_problem, of_another_framework
+from solver.api import chosen_profile, load_problem
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
+from solver.notes import config_notes
 from solver.search.fixed import parse_constants
 from solver.search.space import OF_ONE_LAYOUT
-from solver.spec.idle import idle_settings
-from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
-
-_SHOWN_KEYS = 6  #: names of keys in a note
 
 
 @dataclass(frozen=True)
@@ -50,50 +47,8 @@ class Inputs:
         stated: axes of a layout that the config states, where its own layout is predicted.
         """
         of = problem or self.problem
-        left_out = of.left_out
-        found = [
-            f"left out of the estimate: {'; '.join(left_out)}" if left_out else "",
-            self.network,
-            *of.as_found,
-            *lines,
-        ]
-        if stated is not None and not stated:
-            found.append(
-                "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
-            )
-        other = of_another_framework(self.config, of.run.framework)
-        lost = [key for key, value in other.items() if key != "framework" and value != getattr(of.run, key)]
-        if lost:
-            found.append(
-                f"not taken over from the config of {self.config.layout.get('framework', DEFAULT_FRAMEWORK)}, as "
-                f"{of.run.framework} is asked for: {', '.join(lost)}; that framework's own settings are taken"
-            )
-        if of.framework.reduces_narrow and of.run.grad_dtype != "fp32" and "grad_dtype" not in self.config.layout:
-            found.append(
-                f"gradients are accumulated and reduced in {of.run.grad_dtype}, as {of.framework.name}'s performance recipes "
-                "do; --set grad_dtype=fp32 as its other recipes do"
-            )
-        if 0 < self.config.model.max_position_embeddings < of.run.seq_len:
-            positions = self.config.model.max_position_embeddings
-            found.append(f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}")
-        changed = [key for key, value in self.config.layout.items() if value != getattr(Strategy, key, value)]
-        nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
-        found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]
-        said = {f"left out of the estimate: {what}" for what in left_out}
-        if self.config.layout.get("zero") == 0 and self.config.layout.get("zero_shard_size", 1) > 1:
-            found.append("zero_shard_size of the config changes nothing with zero 0")
-        found += [printable(line, 400) for line in self.config.notes if line not in said]
-        if self.takes_gpus or ("world_size" in self.config.assumed and self.config.layout.get("world_size")):
-            found.append(f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many")
-        each, here = self.config.gpus_per_node, of.cluster.gpus_per_node
-        if each > here:
-            found.append(
-                f"it launches {each} ranks on a node; of {of.cost.device.name} that is {each / here:g} nodes of {here} GPUs"
-            )
-        ignored = self.config.ignored
-        if ignored:
-            more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
-            found.append(f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}")
+        left_out = f"left out of the estimate: {'; '.join(of.left_out)}" if of.left_out else ""
+        found = (left_out, self.network, *of.as_found, *lines, *config_notes(self.config, of, stated, self.takes_gpus))
         return "\n".join(filter(None, found))
 
     def for_search(self, varied: Collection[str] | None = None) -> Inputs:

@@ -27,8 +27,9 @@ from solver.step.op_estimates import STREAMS, OpEstimates
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
+from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv
-from solver.step.time import TIME_PARTS, reduces_whole
+from solver.step.time import TIME_PARTS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
+from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv, estimate_synchronisation
-from solver.step.time import accumulations, reduces_whole, sharded_casts
+from solver.step.time import accumulations, sharded_casts
 
 _OF_COPIES = {False: "dp", True: "ep_dp"}
 #: Ops once per step whose messages are of other groups than data parallelism.

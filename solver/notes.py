@@ -1,0 +1,73 @@
+"""What a reader must know of how a config was taken: a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiler.errors import printable
+from solver.api import DEFAULT_FRAMEWORK, of_another_framework
+from solver.formats.config_file import RunConfig
+from solver.spec.idle import idle_settings
+from solver.spec.strategy import Strategy
+from solver.step.problem import Problem
+
+_SHOWN_KEYS = 6  #: names of keys in a note
+
+
+def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_gpus: bool) -> Iterator[str]:
+    """Yield the notes on a config of which ``of`` is the problem.
+
+    stated: axes of a layout that it states, where its own layout is predicted. takes_gpus: nothing states a number of GPUs, of
+    which the default was taken.
+    """
+    if stated is not None and not stated:
+        yield "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
+    yield from _other_framework(config, of)
+    yield from _gradient_type(config, of)
+    if 0 < (positions := config.model.max_position_embeddings) < of.run.seq_len:
+        yield f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}"
+    yield from _idle(config, of)
+    said = {f"left out of the estimate: {what}" for what in of.left_out}
+    yield from (printable(line, 400) for line in config.notes if line not in said)
+    yield from _gpus(config, of, takes_gpus)
+    yield from _not_read(config)
+
+
+def _other_framework(config: RunConfig, of: Problem) -> Iterator[str]:
+    other = of_another_framework(config, of.run.framework)
+    lost = [key for key, value in other.items() if key != "framework" and value != getattr(of.run, key)]
+    if lost:
+        yield (
+            f"not taken over from the config of {config.layout.get('framework', DEFAULT_FRAMEWORK)}, as {of.run.framework} is "
+            f"asked for: {', '.join(lost)}; that framework's own settings are taken"
+        )
+
+
+def _gradient_type(config: RunConfig, of: Problem) -> Iterator[str]:
+    if of.framework.reduces_narrow and of.run.grad_dtype != "fp32" and "grad_dtype" not in config.layout:
+        yield (
+            f"gradients are accumulated and reduced in {of.run.grad_dtype}, as {of.framework.name}'s performance recipes do; "
+            "--set grad_dtype=fp32 as its other recipes do"
+        )
+
+
+def _idle(config: RunConfig, of: Problem) -> Iterator[str]:
+    changed = [key for key, value in config.layout.items() if value != getattr(Strategy, key, value)]
+    nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
+    yield from (f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags)
+    if config.layout.get("zero") == 0 and config.layout.get("zero_shard_size", 1) > 1:
+        yield "zero_shard_size of the config changes nothing with zero 0"
+
+
+def _gpus(config: RunConfig, of: Problem, takes_gpus: bool) -> Iterator[str]:
+    if takes_gpus or ("world_size" in config.assumed and config.layout.get("world_size")):
+        yield f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many"
+    each, here = config.gpus_per_node, of.cluster.gpus_per_node
+    if each > here:
+        yield f"it launches {each} ranks on a node; of {of.cost.device.name} that is {each / here:g} nodes of {here} GPUs"
+
+
+def _not_read(config: RunConfig) -> Iterator[str]:
+    if ignored := config.ignored:
+        more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
+        yield f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}"
