@@ -29,6 +29,7 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments", "solver.examples"),
+    ("solver.notes",),
     ("solver.inputs", "solver.batch", "solver.largest", "solver.interruptions", "solver.machines"),
     ("solver.terminal_run", "solver.writing", "solver.learning", "solver.journal"),
     ("solver.searching", "solver.validating"),

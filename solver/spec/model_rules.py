@@ -1,20 +1,17 @@
 """Rules of a model's dimensions: experts, latent and linear attention, Mamba-2 and the kinds of layers.
 
-A ModelSpec checks itself with them, so that its module is imported for types only.
+model: a ModelSpec, whose module imports this one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from profiler.errors import InputError, require
 from solver.spec.layer_types import CHUNKED_ATTENTION, LAYER_TYPES, LINEAR_SIZES, MAMBA_SIZES, MLP_TYPES, MOE, SLIDING_ATTENTION
 
-if TYPE_CHECKING:
-    from solver.spec.model import ModelSpec
 
-
-def check_kinds(model: ModelSpec, where: str) -> None:
+def check_kinds(model: Any, where: str) -> None:
     """Raise InputError where experts, latent attention or the kinds of layers contradict each other."""
     layers, freq = model.num_hidden_layers, model.moe_layer_freq
     every = {"layer_types": model.layer_types, "no_rope_layers": model.no_rope_layers, "moe_layer_freq": freq}
@@ -63,7 +60,7 @@ def check_kinds(model: ModelSpec, where: str) -> None:
     require(rules, where)
 
 
-def _linear_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
+def _linear_rules(model: Any) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the sizes of linear attention."""
     stated = [getattr(model, name) > 0 for name in LINEAR_SIZES]
     keys, values = model.linear_num_key_heads, model.linear_num_value_heads
@@ -83,7 +80,7 @@ def _linear_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def _state_space_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
+def _state_space_rules(model: Any) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of layers with Mamba-2, and of layers that are one block each."""
     stated = [getattr(model, name) > 0 for name in MAMBA_SIZES]
     heads, groups, blocks = model.mamba_num_heads, model.mamba_num_groups, model.one_block_layers
