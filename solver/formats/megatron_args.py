@@ -120,6 +120,8 @@ def _sharding(flags: Mapping[str, Any], zero: int, replicas: int) -> dict[str, A
     if "use-megatron-fsdp" in flags:
         words = {name: name for name in SHARDING}
         zero = SHARDING[choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]
+        if zero == 3 and whole(flags, "pipeline-model-parallel-size", 1) > 1:
+            raise InputError("--use-megatron-fsdp with optim_grads_params is described without pipeline stages only")
         found = {"framework": FSDP, "zero": zero}
     if not zero:
         return found

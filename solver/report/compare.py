@@ -16,7 +16,7 @@ from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import difference_std, normal_cdf, spread_of
-from solver.report.words import PART_NAMES, seconds
+from solver.report.words import PART_NAMES, between, seconds
 from solver.step.memory import FITS, MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
@@ -108,7 +108,7 @@ def comparison_table(sides: Sequence[Side]) -> Table:
         ("tokens/GPU/s", lambda side: f"{side.tgs:,.0f}"),
         ("beside 1", lambda side: f"{side.tgs / sides[0].tgs - 1:+.1%}"),
         ("step", lambda side: seconds(side.why.seconds)),
-        ("90% interval", lambda side: " - ".join(map(seconds, side.why.interval))),
+        ("90% interval", lambda side: between(side.why.interval, side.why.seconds, "-")),
         ("MFU", lambda side: f"{side.solutions.mfu[0]:.1%}"),
     )
     for name, text in rows:

@@ -16,7 +16,7 @@ from profiler.profile.profile import GIB, MIB
 from solver.formats.step_log import LEAST, WARM_UP, Collectives, Observation
 from solver.report.explain import Explanation, explain
 from solver.report.other_settings import OtherSetting, other_settings
-from solver.report.words import PART_NAMES, seconds
+from solver.report.words import PART_NAMES, between, seconds
 from solver.spec.cluster import check_bus_bandwidths, placement
 from solver.step.collective_checks import as_late_as_checks
 from solver.step.layouts import Layouts
@@ -123,7 +123,9 @@ def _step(solutions: Solutions, index: int, why: Explanation, observed: Observat
             "seconds are not those of this layout"
         )
     low, high = why.interval
-    text = f"a step takes {seconds(measured)}; predicted {seconds(why.seconds)}, 90% interval {seconds(low)} to {seconds(high)}"
+    text = (
+        f"a step takes {seconds(measured)}; predicted {seconds(why.seconds)}, 90% interval {between(why.interval, why.seconds)}"
+    )
     verdict = WORSE if measured > high else BETTER if measured < low else AS_PREDICTED
     yield Finding(verdict, text)
     if verdict == AS_PREDICTED:

@@ -19,7 +19,7 @@ from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.scores import Regret, Score
 from solver.report.validate import Prediction
-from solver.report.words import PART_NAMES, parameter_count, rounded, seconds
+from solver.report.words import PART_NAMES, between, parameter_count, rounded, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import DOES_NOT_FIT, SearchResult
@@ -190,9 +190,7 @@ def _domain(problem: Problem) -> str:
 
 def verdict_text(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
-    low, high = why.interval
-    verdict = solutions.verdict(0)
-    interval = f"{seconds(low, why.seconds)} to {seconds(high, why.seconds)}"
+    verdict, interval = solutions.verdict(0), between(why.interval, why.seconds)
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {interval})\n"
         f"MFU {solutions.mfu[0]:.1%}, {rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
@@ -210,9 +208,8 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
     table.add_column("layout")
     for solutions, index in rows:
         why = explain(solutions, index)
-        low, high = why.interval
         table.add_row(
-            f"{solutions.tgs[index]:,.0f}", seconds(why.seconds), f"{seconds(low)} - {seconds(high)}",
+            f"{solutions.tgs[index]:,.0f}", seconds(why.seconds), between(why.interval, why.seconds, "-"),
             f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}",
             *(["~" if tied(solutions, index) else ""] if ties else []), describe(solutions, index),
         )  # fmt: skip

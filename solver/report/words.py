@@ -44,6 +44,11 @@ def seconds(value: float, like: float | None = None) -> str:
     return f"{rounded(value / 1e-6)} us"
 
 
+def between(interval: tuple[float, float], like: float, word: str = "to") -> str:
+    """Return the two ends of an interval, in the unit of the time that it is of."""
+    return f" {word} ".join(seconds(end, like) for end in interval)
+
+
 def rounded(value: float) -> str:
     """Return a figure with three digits, or all whole ones."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
