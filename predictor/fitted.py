@@ -53,13 +53,14 @@ def fit_all(profile: Profile) -> dict[str, Any]:
     constants = KnownConstants.read(SHIPPED_CONSTANTS)
     linears = LinearModel.fit(profile.table("linear"), profile.device, constants)
     attention = FlashAttnModel.fit(profile.table("flash_attn"), profile.device, constants)
-    at_full_clocks = replace(linears, full_clocks=True)
+    at_full_clocks = replace(linears, full_clocks=frozenset(linears.parts))
     laboratories = Laboratories(
         at_full_clocks.lab_scale(profile), replace(attention, full_clocks=True).lab_scale(profile.table("flash_attn"))
     )
+    in_a_step = replace(linears, full_clocks=compared_at_full_clocks(profile, laboratories))
     return {
         "linears": linears,
-        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), at_full_clocks, laboratories.scales),
+        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), in_a_step, laboratories.scales),
         "attention": attention,
         "kernels": MemoryBoundModel.fit(profile.table("memory_bound"), profile.device, profile.laws.get("memory_bound")),
         "collectives": CollectiveModel.fit(profile),
@@ -110,7 +111,8 @@ def cost_model(
             _write_cache(profile, fits, cache_dir)
     laboratories: Laboratories = fits.pop("laboratories")
     full_clocks = compared_at_full_clocks(profile, laboratories)
-    linears, attention = (replace(fits[name], full_clocks=full_clocks) for name in ("linears", "attention"))
+    linears = replace(fits["linears"], full_clocks=full_clocks)
+    attention = replace(fits["attention"], full_clocks=bool(full_clocks))
     fits |= {"linears": linears, "grouped": replace(fits["grouped"], linear=linears), "attention": attention}
     return CostModel(
         device=profile.device,

@@ -47,7 +47,7 @@ def device_scores(profiles: Mapping[str, Profile], cache_dir: Path | None = None
 
 def _as_timed(cost: CostModel) -> CostModel:
     """Return the model of kernels as they are timed, in loops of each."""
-    linears, attention = replace(cost.linears, full_clocks=False), replace(cost.attention, full_clocks=False)
+    linears, attention = replace(cost.linears, full_clocks=frozenset()), replace(cost.attention, full_clocks=False)
     return replace(cost, linears=linears, attention=attention)
 
 

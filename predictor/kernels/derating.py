@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from predictor.kernels.linear import is_hopper
 from profiler.profile.profile import POWER_SLOWDOWN, SUSTAINED_SCALE, Profile
 
 
@@ -22,6 +23,8 @@ class Derating(NamedTuple):
 #: 1.42 (SimuMax): their median, and 1.48 times the median of how far their logarithms are from its own (0.07, 0 and 0.21, which
 #: stands apart).
 OTHER_LABORATORY = Derating(1.154, 0.10)
+#: The same over the loops of single GEMMs that the main source timed: 1.06, 1.12 and 1.34.
+OVER_LOOPS = Derating(1.12, 0.08)
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,13 @@ def power_slowdown_of(profile: Profile) -> float:
     return float(profile.meta.get(POWER_SLOWDOWN, 1.0))
 
 
-def compared_at_full_clocks(profile: Profile, laboratories: Laboratories) -> bool:
-    """Whether the derating is over GEMMs at full clocks: where another laboratory, or one of the same chip, has found it. A
-    profile that measured its own timed bursts."""
-    return POWER_SLOWDOWN not in profile.meta and (SUSTAINED_SCALE in profile.meta or bool(laboratories.scales))
+def compared_at_full_clocks(profile: Profile, laboratories: Laboratories) -> frozenset[str]:
+    """Return the arithmetics whose derating is over GEMMs at full clocks: where another laboratory, or one of the same chip,
+    has found it, in 16 bits; fp8 on Hopper too, where GEMMs lose as much (docs/measured_gpus.md). A profile that measured its
+    own timed bursts."""
+    if POWER_SLOWDOWN in profile.meta or not (SUSTAINED_SCALE in profile.meta or laboratories.scales):
+        return frozenset()
+    return frozenset(("bf16", "fp8") if is_hopper(profile.device) else ("bf16",))
 
 
 def attention_derating_of(profile: Profile, laboratories: Laboratories) -> float:
@@ -97,8 +103,9 @@ def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derat
     """The derating of GEMMs with operands of less than 16 bits.
 
     No second laboratory timed these on a shipped device, and how much slower a laboratory's machine ran 16-bit GEMMs need not
-    hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread.
+    hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread:
+    over full clocks, or over the loops that were timed where nobody knows what they lose at the limit of power.
     """
     if _is_stated(profile) or "sustained" not in profile.meta:
         return Derating(derating_of(profile, laboratories), 0.0)
-    return OTHER_LABORATORY
+    return OTHER_LABORATORY if is_hopper(profile.device) else OVER_LOOPS

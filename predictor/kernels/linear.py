@@ -69,13 +69,13 @@ class _Part:
 class LinearModel:
     """Time of GEMMs on one device; build with ``fit``, query with ``predict``.
 
-    full_clocks: what long GEMMs lost to the limit of power in loops of each is taken out. Clocks follow the power of a tenth of
-    a second, so that in a step, and where another laboratory timed one after the other, GEMMs of all sizes lose alike: that is
-    the derating's.
+    full_clocks: arithmetics of which is taken out what long GEMMs lost to the limit of power in loops of each. Clocks follow
+    the power of a tenth of a second, so that in a step, and where another laboratory timed one after the other, GEMMs of all
+    sizes lose alike: that is the derating's.
     """
 
     parts: Mapping[str, _Part]
-    full_clocks: bool = False
+    full_clocks: frozenset[str] = frozenset()
 
     @classmethod
     def fit(cls, table: Table, device: Device, constants: KnownConstants | None = None) -> LinearModel:
@@ -100,7 +100,8 @@ class LinearModel:
         layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer. buffer: which then takes no less than
         its bytes; False where the caller counts them.
         """
-        part = self.parts.get(FAMILIES.get(dtype, dtype))
+        name = FAMILIES.get(dtype, dtype)
+        part = self.parts.get(name)
         if part is None:
             known = ", ".join(self.parts)
             raise InputError(f"this device does not multiply in {dtype}: no peak FLOP/s of it is known, only of {known}")
@@ -116,7 +117,7 @@ class LinearModel:
         found = part.known.beside(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
         if dtype in UNMEASURED:
             found = found._replace(basis=np.maximum(found.basis, np.int8(Basis.EXTRAPOLATED)))
-        if self.full_clocks:
+        if name in self.full_clocks:
             found = found._replace(seconds=found.seconds * looped.full_clocks / looped.seconds)
         if buffer and adds.any():  # of few tokens the buffer takes longer than the products
             least = adding_seconds(part.physics, part.machine, *size)

@@ -17,7 +17,7 @@ from references import bare_attention, bare_gemm
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.derating import (
-    OTHER_LABORATORY,
+    OVER_LOOPS,
     Laboratories,
     attention_derating_of,
     derating_of,
@@ -237,7 +237,7 @@ def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> Non
     burst, own = ({"sustained": "bursts"}, {"sustained_scale": 1.0})
     table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
     labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(Profile("new", DEVICE, {"linear": table})))
-    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == OTHER_LABORATORY == (1.154, 0.10)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == OVER_LOOPS == (1.12, 0.08)
     assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), labs) == (1.0, 0.0)
 
 
@@ -302,12 +302,12 @@ def test_another_laboratory_loses_alike_in_gemms_of_any_duration(h100_model: Cos
     sizes = [rows[name].astype(float) for name in ("m", "n", "k")]
 
     def ratios(full_clocks: bool) -> list[float]:
-        model = replace(h100_model.linears, full_clocks=full_clocks)
+        model = replace(h100_model.linears, full_clocks=frozenset({"bf16"} if full_clocks else ()))
         ratio = rows["seconds"] / model.predict(*sizes, np.maximum(rows["batch"], 1)).seconds
         bins = zip((2e-4, 4e-4, 8e-4, 1.6e-3), (4e-4, 8e-4, 1.6e-3, 1e-2), strict=True)
         return [float(np.median(ratio[(rows["seconds"] >= low) & (rows["seconds"] < high)])) for low, high in bins]
 
-    assert h100_model.linears.full_clocks and h100_model.derating == pytest.approx(1.154, abs=2e-3)
+    assert h100_model.linears.full_clocks == {"bf16", "fp8"} and h100_model.derating == pytest.approx(1.154, abs=2e-3)
     assert ratios(True) == pytest.approx([1.15] * 4, abs=0.02)
     looped = ratios(False)
     assert looped[0] == pytest.approx(1.11, abs=0.02) and looped[-1] == pytest.approx(1.05, abs=0.02)
