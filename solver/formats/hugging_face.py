@@ -105,7 +105,7 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
     called, classes = config.get("model_type"), config.get("architectures") or []
     names = classes if isinstance(classes, list) else []
     known = [ARCHITECTURES[name] for name in names if isinstance(name, str) and name in ARCHITECTURES]
-    if called is None or (known and called not in FAMILIES):  # a class that is known says more than a type that is not
+    if called is None or (known and isinstance(called, str) and called not in FAMILIES):  # the class is known, the type is not
         called = known[0] if known else classes
     if isinstance(called, str) and called in FAMILIES:
         return FAMILIES[called], called

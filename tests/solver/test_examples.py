@@ -108,9 +108,9 @@ def test_the_example_of_the_readme_is_what_the_command_prints(folder: Path, caps
     assert len(figures) == 7
     for line in figures:
         assert re.sub(r"\s+", " ", line) in printed, line
-    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[4])
+    found = re.fullmatch(r"([\d,]+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[4])
     assert found is not None
-    tgs, step, low, high = map(float, found.groups())
+    tgs, step, low, high = (float(figure.replace(",", "")) for figure in found.groups())
     days = 1e12 / (tgs * 512) / 86400
     answer = f"{days:.1f} days, {days * low / step:.0f} to {days * high / step:.0f} days with 90% probability"
     assert answer in section.replace("\n", " ")
