@@ -43,7 +43,7 @@ _COSTS = (
     "  had grown more than its 16-bit peak is then slower.",
     "* **Measured and derived.** A second laboratory timed B200's GEMMs 1.42 times as long as the first at full clocks, which",
     "  the measured profile takes over; devices derived from it take the median of laboratories, 1.154. B200 derived from",
-    "  itself is so 14 to 17% faster than measured, and of what GB200, B300 and GB300 are above B200 that much is no",
+    "  itself is so 12 to 20% faster than measured, and of what GB200, B300 and GB300 are above B200 that much is no",
     "  difference of the chips.",
     "* **Multiprocessors.** More of them at the same peak and power are slower ones: a kernel of few tiles leaves more of them",
     "  idle in its last wave, and each takes its idle power. An A100 with 1% more multiprocessors trains Llama 3 8B on 16 GPUs",
