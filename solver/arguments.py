@@ -127,8 +127,8 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
         help="vary these axes; sizes (tp, cp, pp and the like) that are left out are as the config states them, or 1, and "
         "recomputation, ZeRO, tp_mode and micro batch as it states them, or free",
     )
-    p.add_argument("--also", metavar="AXIS,...", help="vary these constants of the run too, each combination in a search of "
-                   f"its own: {', '.join(CONSTANT_AXES)}")  # fmt: skip
+    p.add_argument("--also", metavar="AXIS[=VALUE/...],...", help="vary these constants of the run too, over all values or "
+                   f"these, each combination in a search of its own: {', '.join(CONSTANT_AXES)}")  # fmt: skip
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")

@@ -68,9 +68,9 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:
         if args.also:
-            names = parse_constant_axes(args.also)
+            axes = parse_constant_axes(args.also)
             others, result = search_variants(
-                problem, sequences, names, args.top, report, fixed=fixed, max_sizes=max_sizes, jobs=args.jobs
+                problem, sequences, axes, args.top, report, fixed=fixed, max_sizes=max_sizes, jobs=args.jobs
             )
             others, result = _with_strings(others, result, args.top, args.jobs)
         else:

@@ -62,11 +62,11 @@ def parse_pairs(option: str, text: str, each: str) -> dict[str, Any]:
         if not equals or name in found:
             wrong = f"{name} is given twice" if equals else "it has no value"
             raise InputError(f"{option} {part}: {wrong}; give each {each}")
-        found[name] = _value(value)
+        found[name] = parse_value(value)
     return found
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     if text.lstrip("-").isdecimal() and len(text) < 20:
         return int(text)
     if re.fullmatch(r"\d{1,12}\.\d{1,12}", text):

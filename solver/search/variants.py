@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
 
-from profiler.errors import InputError
-from solver.search.fixed import parse_names
+from profiler.errors import InputError, shown
+from solver.search.fixed import parse_names, parse_value
 from solver.search.hints import dispatchers_on
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
@@ -21,6 +21,7 @@ from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)
+_NOT_OFFERED, _SHOWN = object(), 8  #: values of an axis that a message names
 
 
 def _modules(problem: Problem) -> list[str]:
@@ -140,17 +141,37 @@ class Variant:
         return self.best.seconds if self.best else float("inf")
 
 
-def parse_constant_axes(text: str) -> tuple[str, ...]:
-    """Return the axes of ``cp_comm,recompute_modules``. Raises InputError for what is none of CONSTANT_AXES."""
-    return parse_names("--also", text, CONSTANT_AXES, "is not varied on demand", "give some of")
+def parse_constant_axes(text: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values by axis of ``cp_comm,recompute_modules=moe_act/mla_up_proj+moe_act``; of an axis alone (), which means
+    all. Raises InputError for what is none of CONSTANT_AXES."""
+    words = [part.partition("=") for part in text.split(",")]
+    names = parse_names(
+        "--also", ",".join(name for name, *_ in words), CONSTANT_AXES, "is not varied on demand", "give some of"
+    )
+    asked = {
+        name.strip(): tuple(map(parse_value, filter(None, values.split("/")))) for name, _, values in words if name.strip()
+    }
+    return {name: asked[name] for name in names}
 
 
-def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return all combinations of the axes ``names``, that of the run first."""
-    of_experts = [name for name in names if name.startswith("moe_")]
+def _offered(problem: Problem, name: str, asked: Sequence[Any]) -> list[Any]:
+    """Return the values of an axis: those that are asked for, or all. Raises InputError for one that does not run."""
+    offered = {frozenset(str(value).split("+")): value for value in CONSTANT_AXES[name](problem)}
+    found = [offered.get(frozenset(str(value).split("+")), _NOT_OFFERED) for value in asked] or list(offered.values())
+    if _NOT_OFFERED in found:
+        wrong, known = asked[found.index(_NOT_OFFERED)], ", ".join(str(value) for value in list(offered.values())[:_SHOWN])
+        more = f" and {len(offered) - _SHOWN} more" if len(offered) > _SHOWN else ""
+        raise InputError(f"--also {name}={shown(wrong)}: {problem.framework.name} runs {known}{more}, values apart by /")
+    return found
+
+
+def variants_of(problem: Problem, axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all combinations of ``axes``, that of the run first; values by axis, () for all that the framework runs."""
+    of_experts = [name for name in axes if name.startswith("moe_")]
     if of_experts and not problem.model.is_mixture_of_experts:
         raise InputError(f"--also {of_experts[0]} varies nothing: {problem.model.name} has no experts")
-    values = {name: list(dict.fromkeys([getattr(problem.run, name), *CONSTANT_AXES[name](problem)])) for name in names}
+    values = {name: list(dict.fromkeys([getattr(problem.run, name), *_offered(problem, name, asked)]))
+              for name, asked in axes.items()}  # fmt: skip
     single = [name for name, offered in values.items() if len(offered) == 1]
     if single:
         needs = " where the cluster describes no host" * single[0].startswith(("offload", "optimizer_offload"))
@@ -161,7 +182,7 @@ def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:
 def search_variants(
     problem: Problem,
     sequences: int,
-    names: Sequence[str],
+    axes: Mapping[str, Sequence[Any]],
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
     *,
@@ -169,14 +190,14 @@ def search_variants(
     max_sizes: Mapping[str, int] | None = None,
     jobs: int = 1,
 ) -> tuple[list[Variant], SearchResult]:
-    """Search every combination of the axes ``names``. Return the best layout of each, the fastest first, and the search that
-    found the fastest of all. Arguments as in solver.search.search.search.
+    """Search every combination of ``axes`` (as variants_of). Return the best layout of each, the fastest first, and the search
+    that found the fastest of all. Other arguments as in solver.search.search.search.
 
     Raises InputError where no combination has a layout that fits.
     """
     found: list[Variant] = []
     fastest: SearchResult | None = None
-    combined = variants_of(problem, names)
+    combined = variants_of(problem, axes)
     for number, constants in enumerate(combined):
         if progress:
             progress(number, len(combined))

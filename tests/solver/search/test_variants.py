@@ -29,16 +29,16 @@ def problem_of(cost: CostModel, experts: bool = False, **constants: object) -> P
 
 
 def test_every_combination_comes_once(h100_model: CostModel) -> None:
-    found = variants_of(problem_of(h100_model), ("cp_comm", "recompute_modules"))
+    found = variants_of(problem_of(h100_model), {"cp_comm": (), "recompute_modules": ()})
     assert len(found) == 3 * 3 and found[0] == {"cp_comm": "ring", "recompute_modules": "core_attn"}
     assert len({tuple(one.values()) for one in found}) == len(found)
-    modules = [one["recompute_modules"] for one in variants_of(problem_of(h100_model, experts=True), ("recompute_modules",))]
+    modules = [one["recompute_modules"] for one in variants_of(problem_of(h100_model, experts=True), {"recompute_modules": ()})]
     assert "layernorm+moe_act" in modules and not [name for name in modules if "moe_act+moe" in name or "mlp" in name]
 
 
 def test_the_best_is_the_best_of_all_searches(h100_model: CostModel) -> None:
     problem = problem_of(h100_model)
-    found, fastest = search_variants(problem, 128, ("cp_comm", "tp_comm_overlap"), fixed={"cp": 2})
+    found, fastest = search_variants(problem, 128, {"cp_comm": (), "tp_comm_overlap": ()}, fixed={"cp": 2})
     assert len(found) == 6
     seconds = [variant.seconds for variant in found]
     assert float(fastest.best.times.seconds[0]) == seconds[0]
@@ -51,34 +51,34 @@ def test_the_best_is_the_best_of_all_searches(h100_model: CostModel) -> None:
 
 def test_memory_does_not_grow_with_the_combinations(h100_model: CostModel) -> None:
     """What is kept of a search with its tables is megabytes; a variant without them is a few plain figures."""
-    found, _ = search_variants(problem_of(h100_model, experts=True), 128, ("moe_dispatcher",), fixed={"ep": 8, "pp": 1})
+    found, _ = search_variants(problem_of(h100_model, experts=True), 128, {"moe_dispatcher": ()}, fixed={"ep": 8, "pp": 1})
     assert len(found) > 1 and all(len(pickle.dumps(variant)) < 10_000 for variant in found)
 
 
 def test_other_modules_are_searched_only_where_something_is_recomputed(h100_model: CostModel) -> None:
-    found, _ = search_variants(problem_of(h100_model, experts=True), 128, ("recompute_modules",), fixed={"ep": 8, "pp": 1})
+    found, _ = search_variants(problem_of(h100_model, experts=True), 128, {"recompute_modules": ()}, fixed={"ep": 8, "pp": 1})
     for variant in found:
         assert variant.best
         stated = variant.constants["recompute_modules"]
         assert variant.best.fixed.get("recompute") == (None if stated == "core_attn" else "selective")
-    none, _ = search_variants(problem_of(h100_model), 128, ("recompute_modules",), fixed={"recompute": "none"})
+    none, _ = search_variants(problem_of(h100_model), 128, {"recompute_modules": ()}, fixed={"recompute": "none"})
     assert len(none) == 1
 
 
 def test_the_host_is_offered_where_the_cluster_describes_one(h100_model: CostModel) -> None:
     host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 40, "memory_gib": 62})
     problem = make_problem(DENSE, 8, h100_model, 8192, host, framework="megatron-core", precision="bf16")
-    found, _ = search_variants(problem, 64, ("optimizer_offload_fraction",))
+    found, _ = search_variants(problem, 64, {"optimizer_offload_fraction": ()})
     fits = [variant.constants["optimizer_offload_fraction"] for variant in found if variant.best]
     assert len(found) == 5 and fits[-1] == 1.0, "the more the host updates, the slower"
     with pytest.raises(InputError, match="offload_layers varies nothing: .* where the cluster describes no host"):
-        search_variants(problem_of(h100_model), 64, ("offload_layers",))
+        search_variants(problem_of(h100_model), 64, {"offload_layers": ()})
 
 
 def test_modules_on_the_host_are_searched(h100_model: CostModel) -> None:
     host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "memory_gib": 30})
     given = {"framework": "megatron-core", "precision": "bf16"}
-    found, _ = search_variants(make_problem(DENSE, 8, h100_model, 8192, host, **given), 64, ("offload_modules",))
+    found, _ = search_variants(make_problem(DENSE, 8, h100_model, 8192, host, **given), 64, {"offload_modules": ()})
     names = {variant.constants["offload_modules"] for variant in found}
     # without experts and latent attention no norm, and attn_proj with core_attn alone
     assert names == {"", "qkv_linear", "core_attn", "core_attn+attn_proj", "qkv_linear+core_attn+attn_proj"}
@@ -98,7 +98,7 @@ def test_what_varies_nothing_is_refused(h100_model: CostModel, names: str, sente
 def test_graphs_of_whole_layers_do_not_hold_experts_whose_rows_the_host_reads(h100_model: CostModel) -> None:
     model = load_run_config("configs/models/qwen3_30b_a3b.json").model
     problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core")
-    found, _ = search_variants(problem, 512, ("cuda_graphs",), fixed={"tp": 1, "pp": 1, "ep": 8})
+    found, _ = search_variants(problem, 512, {"cuda_graphs": ()}, fixed={"tp": 1, "pp": 1, "ep": 8})
     (best, without), (graphs, reason) = [(one.best, one.reason) for one in found]
     assert best is not None and not best.layout.cuda_graphs and not without
     assert graphs is None and "cuda_graphs of whole layers leaves out that no CUDA graph holds dropless experts" in reason
@@ -107,7 +107,7 @@ def test_graphs_of_whole_layers_do_not_hold_experts_whose_rows_the_host_reads(h1
 def test_nothing_that_fits_is_an_error(h100_model: CostModel) -> None:
     small = cluster_of(DEVICES["h100_sxm"], {"memory_gib": 3})
     with pytest.raises(InputError, match="fits on 8 GPUs in none"):
-        search_variants(make_problem(DENSE, 8, h100_model, 8192, small, framework="megatron-core"), 64, ("cp_comm",))
+        search_variants(make_problem(DENSE, 8, h100_model, 8192, small, framework="megatron-core"), 64, {"cp_comm": ()})
 
 
 def test_the_command_line_lists_what_it_searched_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,17 +125,17 @@ def test_the_command_line_lists_what_it_searched_too(tmp_path: Path, capsys: pyt
 
 def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h100_model: CostModel) -> None:
     problem = problem_of(h100_model)
-    assert [one["cuda_graphs"] for one in variants_of(problem, ("cuda_graphs",))] == [False, True]
-    assert [one["optimizer_states"] for one in variants_of(problem, ("optimizer_states",))] == [
+    assert [one["cuda_graphs"] for one in variants_of(problem, {"cuda_graphs": ()})] == [False, True]
+    assert [one["optimizer_states"] for one in variants_of(problem, {"optimizer_states": ()})] == [
         "fp32", "remainder", "bf16", "8bit"
     ]  # fmt: skip
     with pytest.raises(InputError, match="--also fp8_attention varies nothing"):  # of a 16-bit run
-        variants_of(problem, ("fp8_attention",))
+        variants_of(problem, {"fp8_attention": ()})
     quantised = replace(problem, run=problem.run.replace(framework="megatron-bridge-26", precision="fp8"))
-    assert [one["fp8_attention"] for one in variants_of(quantised, ("fp8_attention",))] == [False, True]
+    assert [one["fp8_attention"] for one in variants_of(quantised, {"fp8_attention": ()})] == [False, True]
     narrower = replace(quantised, run=quantised.run.replace(fp8_recipe="tensorwise"))  # beside which master weights stay whole
-    assert [one["optimizer_states"] for one in variants_of(narrower, ("optimizer_states",))] == ["fp32", "bf16", "8bit"]
-    found, _ = search_variants(problem, 128, ("optimizer_states",), fixed={"tp": 2, "pp": 1, "recompute": "none"})
+    assert [one["optimizer_states"] for one in variants_of(narrower, {"optimizer_states": ()})] == ["fp32", "bf16", "8bit"]
+    found, _ = search_variants(problem, 128, {"optimizer_states": ()}, fixed={"tp": 2, "pp": 1, "recompute": "none"})
     memory = {variant.constants["optimizer_states"]: variant.best.memory for variant in found if variant.best}
     assert memory["8bit"] <= memory["bf16"] <= memory["remainder"] <= memory["fp32"]
 
@@ -144,4 +144,14 @@ def test_the_shares_of_the_layers_that_are_tried_on_the_host(h100_model: CostMod
     # of 32 layers a quarter, a half, three quarters, and all but the last, whose backward pass comes next
     cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 100})
     problem = make_problem(DENSE, 16, h100_model, 8192, cluster, framework="megatron-core", precision="bf16")
-    assert [one["offload_layers"] for one in variants_of(problem, ("offload_layers",))] == [0, 8, 16, 24, 31]
+    assert [one["offload_layers"] for one in variants_of(problem, {"offload_layers": ()})] == [0, 8, 16, 24, 31]
+
+
+def test_an_axis_may_be_of_some_values(h100_model: CostModel) -> None:
+    problem = problem_of(h100_model, experts=True)
+    axes = parse_constant_axes("recompute_modules=moe_act/moe_act+core_attn, cp_comm")
+    assert axes == {"recompute_modules": ("moe_act", "moe_act+core_attn"), "cp_comm": ()}
+    found = {one["recompute_modules"] for one in variants_of(problem, axes)}
+    assert found == {"core_attn", "moe_act", "core_attn+moe_act"}
+    with pytest.raises(InputError, match=r"--also recompute_modules='moe_acts': .* runs core_attn, .*, values apart by /"):
+        variants_of(problem, {"recompute_modules": ("moe_acts",)})
