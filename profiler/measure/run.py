@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -21,13 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from profiler.errors import InputError
 from profiler.measure.attention import fused_kernels
+from profiler.measure.ending import SAID, StoppedError, broken, end_rank, handle_signals, stopped
 from profiler.measure.grouped import grouped_items, lacking
 from profiler.measure.hardware import cache_bytes, device_facts, limits, sensors, versions
 from profiler.measure.host import host_items
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
 from profiler.measure.power import power_slowdown, preheat
-from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
+from profiler.measure.session import Session, leave, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.wanted import Wanted, measured_here
 from profiler.measure.work_queue import WorkQueue
@@ -48,8 +46,6 @@ from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
 
-_SAID = "said"  #: key of the job's store: rank 0 ends and states why
-INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
 #: Share of the budget: GEMMs are most of a training step, collectives most of the difference between layouts.
 WEIGHTS = {
     "host": 0.01, "linear": 0.3, "flash_attn": 0.15, "memory_bound": 0.15, "grouped_linear": 0.05, "overlap": 0.05,
@@ -75,61 +71,34 @@ class Options:
         return self.output / OWN_PROFILE
 
 
-class StoppedError(BaseException):
-    """A signal requested the end of this process. lost: ranks whose processes were gone at that moment."""
-
-    def __init__(self, number: int, lost: list[int]) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number, self.lost = number, lost
-
-
 def run(options: Options) -> int:
     """Measure this machine into ``options.path``; return the exit status. Called by every rank of the job.
 
     Raises InputError for options that cannot be followed. A lost rank ends the process with a message that names it.
     """
     session = open_session()
-    _handle_signals(session)
+    handle_signals(session)
     recorder: Recorder | None = None
     try:
         device = device_facts(session, options.quick)
         recorder, done = _prepare(session, device, options)
         kept = recorder
-        watch(session, lambda said: _end(session, kept, said, 1))
+        watch(session, lambda said: end_rank(session, kept, said, 1))
         _measure(session, device, options, recorder, done)
     except StoppedError as stop:
-        _stopped(session, recorder, stop)
+        stopped(session, recorder, stop)
     except InputError:
         if session.world > 1 and not session.leads:
             leave("", 2)  # rank 0 prints it
         if session.world > 1:
-            session.store.set(_SAID, "why")
+            session.store.set(SAID, "why")
         raise
     except RuntimeError as error:
         if session.world == 1:
             raise
-        _broken(session, recorder, error)
+        broken(session, recorder, error)
     session.close()
     return 0
-
-
-def _ignore_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _handle_signals(session: Session) -> None:
-    def stop(number: int, _: FrameType | None) -> None:
-        _ignore_signals()
-        announce_end(session)
-        # torchrun ends all ranks when one dies: find the lost ranks before the others end too
-        lost: list[int] = []
-        with contextlib.suppress(RuntimeError):  # the store ends with torchrun
-            lost = lost_ranks(session)
-        raise StoppedError(number, lost)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
 
 
 def _prepare(session: Session, device: Device, options: Options) -> tuple[Recorder | None, frozenset[str]]:
@@ -280,58 +249,3 @@ def _progress(session: Session, end: float) -> Iterator[Report]:
             bar.update(tasks[sweep], completed=max(done, bar.tasks[-1].completed), left=left)
 
         yield report
-
-
-def _kept(recorder: Recorder | None) -> str:
-    """Write what there is; return a message about it."""
-    if recorder is None:
-        return ""
-    try:
-        recorder.write()
-    except InputError as error:
-        return f"; {error}"
-    return f"; {len(recorder.rows)} measurements are kept in {recorder.path}, and --resume goes on from there"
-
-
-def _end(session: Session, recorder: Recorder | None, said: str, status: int) -> None:
-    """End this rank with a message: rank 0 reports for all ranks, unless it is the lost one."""
-    said = f"gen_profiler_data.py: {said}{_kept(recorder)}"
-    leave(said if session.leads or status == 1 else "", status)
-
-
-def _stopped(session: Session, recorder: Recorder | None, stop: StoppedError) -> None:
-    if stop.number == signal.SIGINT:
-        status, said = INTERRUPTED, "interrupted"
-    elif stop.lost:
-        status, said = 1, f"{named(stop.lost)} died"
-    else:
-        status, said = 128 + stop.number, f"ended by {stop}"
-    _end_quietly_unless(session, recorder, said, status, stop.lost)
-
-
-def _broken(session: Session, recorder: Recorder | None, error: RuntimeError) -> None:
-    """End after a failed collective or kernel; name the rank that is gone, if it is on this host."""
-    _ignore_signals()  # torchrun ends this rank too, which must first report the reason
-    time.sleep(0.5)  # a dying process closes its sockets before it is gone
-    if launcher_died(session):  # its store is gone, so the ranks cannot agree on anything: each ends, rank 0 with the sentence
-        _end(session, recorder, "torchrun died", 1 if session.leads else 128 + signal.SIGTERM)
-    lost = lost_ranks(session)
-    if not lost:
-        traceback.print_exc()
-    said = f"{named(lost)} died" if lost else f"rank {session.rank} met: {str(error).splitlines()[0]}"
-    _end_quietly_unless(session, recorder, said, 1, lost)
-
-
-def _rank_0_said_why(session: Session) -> bool:
-    with contextlib.suppress(RuntimeError):  # the store may be gone too
-        return bool(session.store.check([_SAID]))
-    return False
-
-
-def _end_quietly_unless(session: Session, recorder: Recorder | None, said: str, status: int, lost: list[int]) -> None:
-    """End this rank; rank 0 reports, or another rank if rank 0 is lost or if the error is its own."""
-    if 0 in lost and _rank_0_said_why(session):
-        leave("", status)
-    if session.leads or 0 in lost or (status == 1 and not lost):
-        _end(session, recorder, said, status)
-    leave("", status)
