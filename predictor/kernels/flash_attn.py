@@ -104,7 +104,9 @@ class FlashAttnModel:
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
         found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
         if self.full_clocks:
-            clocks = np.where(is_backward, self._at_fitted_exponentials()._clocks(shape), self._clocks(shape))
+            clocks, waits_alike = self._clocks(shape), self._at_fitted_exponentials()
+            if waits_alike is not self:
+                clocks = np.where(is_backward, waits_alike._clocks(shape), clocks)
             found = found._replace(seconds=found.seconds * clocks)
         return Estimate(*(values.reshape(arrays[0].shape) for values in found))
 

@@ -20,6 +20,7 @@ from solver.formats.megatron_given import with_what_they_need
 from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
+_START = re.compile(r"^.*-{3,} arguments -{3,}$", re.MULTILINE)
 _LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
 _GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
 _NAMES = {  # Python name -> flag, where they differ
@@ -42,17 +43,24 @@ def has_arguments(text: str) -> bool:
     return _BLOCK.search(text) is not None
 
 
+def jobs_in(text: str) -> list[str]:
+    """Return what a log holds of each job that printed its arguments into it; the whole where at most one did."""
+    starts = [found.start() for found in _START.finditer(text)]
+    ends = [*starts[1:], len(text)]
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)] if len(starts) > 1 else [text]
+
+
 def config_in_log(text: str, path: Path) -> RunConfig:
     """Return the model and the layout that a log's arguments state. Raises InputError for what is not modelled, by name."""
-    blocks = list(_BLOCK.finditer(text))
-    block = blocks[-1] if blocks else None
+    jobs = jobs_in(text)
+    block = _BLOCK.search(jobs[-1])
     printed = dict(_LINE.findall(block[1])) if block else {}
     if "world_size" not in printed:
         raise InputError(f"{path}: it holds no arguments as Megatron-LM prints them, with world_size among them")
     flags = _flags({name: _value(value.strip()) for name, value in printed.items()})
     world = _value(printed["world_size"])
     run = run_of_arguments(flags, world, path)
-    several = (f"the log holds {len(blocks)} jobs one after the other: the last one is read",) if len(blocks) > 1 else ()
+    several = (f"the log holds {len(jobs)} jobs one after the other: the last one is read",) if len(jobs) > 1 else ()
     return RunConfig(path.stem, run.model, run.layout, run.layout["seq_len"], path, notes=(*several, *run.notes))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, shown
 from solver.formats.file_run import FileRun, Source
-from solver.formats.launch import END, ranks_of_launch
+from solver.formats.launch import ranks_of_launch
 from solver.formats.megatron_args import least_ranks
 from solver.formats.megatron_flags import ARRANGEMENTS, KNOWN, UNMODELLED
 from solver.formats.megatron_run import run_of_arguments
@@ -17,6 +17,7 @@ from solver.formats.script_words import (
     defaults_taken,
     environment,
     of_environment,
+    one_command,
     program_at,
     script_words,
 )
@@ -39,7 +40,7 @@ def _check_values(words: Sequence[str], path: Path) -> None:
     for word in words:
         if word.startswith("--"):
             name, _, value = word.partition("=")
-            values = bool(value)
+            values = 1 if value else 0
             continue
         values += 1
         plain = word.lstrip("-")
@@ -69,9 +70,9 @@ def read_script(source: Source) -> FileRun:
         raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
-    given = words[at + 1 :]
+    given = one_command(words[at + 1 :])
     flags = arguments(given, path, ignored, repeated)
-    _check_values(given[: given.index(END)] if END in given else given, path)
+    _check_values(given, path)
     for name, value in flags.items():
         if str(value).lower() in ("true", "false") and value is not True and name not in ignored:
             raise InputError(

@@ -101,6 +101,11 @@ def program_at(words: Sequence[str], program: str) -> int | None:
     return next((i for i, word in enumerate(words) if word == program or word.endswith(f"/{program}")), None)
 
 
+def one_command(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of the command that they begin with."""
+    return words[: words.index(END)] if END in words else words
+
+
 def arguments(
     words: Sequence[str], path: Path, ignored: Collection[str] = (), repeated: list[str] | None = None
 ) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def arguments(
     """
     found: dict[str, list[str]] = {}
     name = ""
-    for word in words[: words.index(END)] if END in words else words:
+    for word in one_command(words):
         if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
             raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value{_by_env(word)}")
         if word.startswith("--"):

@@ -25,6 +25,7 @@ from profiler.published.nccl_rows import read_log
 from profiler.text_file import read_text
 from solver.formats.cases import MEMORY_KINDS
 from solver.formats.log_statements import check_statements
+from solver.formats.megatron_log import jobs_in
 from solver.spec.bounds import number
 from solver.spec.strategy import Strategy
 
@@ -82,8 +83,6 @@ _MOST_BYTES = 256 << 20
 _KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 
 
-#: Before the arguments that Megatron-LM prints when it starts.
-_STARTED = re.compile(r"^.*-{3,} arguments -{3,}$", re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(r"\bOutOfMemoryError\b|CUDA out of memory")
 
 
@@ -122,7 +121,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
     if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
         return _from_json(text, path)
-    text = last_run(text)
+    text = jobs_in(text)[-1]
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps, warm_up = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
@@ -143,12 +142,6 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
         raise InputError(f"{path}: of a step {error}") from None
     check_statements(_ANSI.sub("", text), path, run, hardware)
     return Observation(steps, *_peak(_of_training(text)), collectives=collectives, warm_up=warm_up)
-
-
-def last_run(text: str) -> str:
-    """Return what a log holds of the last job that began in it, where several that print their arguments were appended."""
-    starts = [found.start() for found in _STARTED.finditer(text)]
-    return text[starts[-1] :] if len(starts) > 1 else text
 
 
 def _of_training(text: str) -> str:

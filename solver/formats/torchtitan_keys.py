@@ -176,13 +176,13 @@ _LLAMA4 = {
 #: Endings of flavors, or names of models, that have torch's FlexAttention.
 FLEX_FLAVORS = ("_flex", "_irope")
 _FLEX_MODELS = ("deepseek_v3", "gpt_oss")
-VARLEN_FLAVOR = "_varlen"  #: ending of those with FlashAttention for sequences of any length
+VARLEN_FLAVOR = "_varlen"  #: ending of those with variable-length FlashAttention
 
 
 def attention_kernels(name: str, flavor: str) -> str:
     """Return whose kernels a flavor's attention has where they are not scaled_dot_product_attention's; else ""."""
     flex = name in _FLEX_MODELS or flavor.endswith(FLEX_FLAVORS)
-    return "FlexAttention's" if flex else "FlashAttention's for sequences of any length" * flavor.endswith(VARLEN_FLAVOR)
+    return "FlexAttention's" if flex else "variable-length FlashAttention's" * flavor.endswith(VARLEN_FLAVOR)
 
 
 _FLOAT8 = "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name filter_fqns emulate"

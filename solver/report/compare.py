@@ -15,7 +15,7 @@ from profiler.profile.profile import GIB
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
-from solver.report.uncertainty import difference_std, normal_cdf, spread_of
+from solver.report.uncertainty import errors_of, normal_cdf, own_stds
 from solver.report.words import PART_NAMES, between, seconds
 from solver.step.memory import FITS, MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
@@ -63,12 +63,10 @@ def probability_faster(side: Side, other: Side) -> float:
     and that of a tensor group that spans nodes where only one of them has such. Of two models, frameworks or sets of kernels
     nothing is taken to be common.
     """
-    std = difference_std(spread_of(side.solutions, 0), spread_of(other.solutions, 0))
     if _run_of(side) != _run_of(other):
         std = math.hypot(side.why.relative_std, other.why.relative_std)
     else:
-        kinds, theirs = side.why.kind_uncertainties(), other.why.kind_uncertainties()
-        std = math.hypot(std, *(math.sqrt(abs(kinds.get(k, 0.0) ** 2 - theirs.get(k, 0.0) ** 2)) for k in {*kinds, *theirs}))
+        std = math.hypot(*own_stds([errors_of(one.solutions, 0, one.why.kind_uncertainties()) for one in (side, other)]))
     return float(normal_cdf(float(np.log(side.tgs / other.tgs)) / std))
 
 

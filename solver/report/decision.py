@@ -11,7 +11,7 @@ import numpy as np
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
 from solver.report.explain import TIE_THRESHOLD, Explanation, explain
-from solver.report.uncertainty import normal_cdf, own_stds
+from solver.report.uncertainty import errors_of, normal_cdf, own_stds
 from solver.report.words import seconds
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.search.search import SearchResult
@@ -78,7 +78,8 @@ class Decision:
     @cached_property
     def chances(self) -> np.ndarray:
         """With which probability each of the rivals is the fastest: [layouts], which add up to 1."""
-        return chances(self.rivals.times.seconds, own_stds(self.rivals, [why.kind_uncertainties() for why in self.why]))
+        errors = [errors_of(self.rivals, index, why.kind_uncertainties()) for index, why in enumerate(self.why)]
+        return chances(self.rivals.times.seconds, own_stds(errors))
 
     @cached_property
     def rows(self) -> list[Sensitivity]:

@@ -132,13 +132,13 @@ def _step(solutions: Solutions, index: int, why: Explanation, observed: Observat
         return
     width = high / why.seconds
     for setting in other_settings(solutions, index):
-        if measured / width <= setting.seconds <= measured * width and _remembers(solutions, index, observed, setting):
+        if measured / width <= setting.seconds <= measured * width and _memory_allows(solutions, index, observed, setting):
             yield Finding(NOTE, f"it would fit if {setting.text}: {seconds(setting.seconds)}")
     if verdict == WORSE:
         yield from _parts(why, measured - why.seconds)
 
 
-def _remembers(solutions: Solutions, index: int, observed: Observation, setting: OtherSetting) -> bool:
+def _memory_allows(solutions: Solutions, index: int, observed: Observation, setting: OtherSetting) -> bool:
     """Whether the measured peak of memory allows for another setting, whose peak is no farther from it than that without."""
     peak, kind = observed.peak_memory, observed.memory_kind
     if not peak:

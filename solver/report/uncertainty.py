@@ -50,14 +50,21 @@ def difference_std(one: float, other: float) -> float:
     return math.sqrt(2 * LAYOUT_STD**2 + abs(one**2 - other**2))
 
 
-def own_stds(solutions: Solutions, kinds: Sequence[Mapping[str, float]]) -> np.ndarray:
+def errors_of(solutions: Solutions, index: int, kinds: Mapping[str, float]) -> dict[str, float]:
+    """Return the standard deviations of log(step time) that layouts of one run may differ by, each for its cause.
+
+    kinds: by the kind of ops whose errors make it (Explanation.kind_uncertainties).
+    """
+    return {**kinds, "a tensor group that spans nodes": spread_of(solutions, index)}
+
+
+def own_stds(errors: Sequence[Mapping[str, float]]) -> np.ndarray:
     """Return the standard deviations of log(step time) of what each layout errs by and not all others do too, [layouts].
 
-    kinds: of each layout, by the kind of ops whose errors make it (Explanation.kind_uncertainties).
+    errors: of each layout, as errors_of returns them: of each cause the smallest is common.
     """
-    names = sorted({kind for one in kinds for kind in one})
-    own = [[spread_of(solutions, index), *(one.get(kind, 0.0) for kind in names)] for index, one in enumerate(kinds)]
-    squares = np.array(own) ** 2
+    causes = sorted({cause for one in errors for cause in one})
+    squares = np.array([[one.get(cause, 0.0) ** 2 for cause in causes] for one in errors])
     return np.hypot(LAYOUT_STD, np.sqrt((squares - squares.min(axis=0)).sum(axis=1)))
 
 

@@ -154,10 +154,15 @@ def parse_constant_axes(text: str) -> dict[str, tuple[Any, ...]]:
     return {name: asked[name] for name in names}
 
 
+def _parts(value: Any) -> frozenset[str]:
+    """Return what a value joins by "+", in whatever order."""
+    return frozenset(str(value).split("+"))
+
+
 def _offered(problem: Problem, name: str, asked: Sequence[Any]) -> list[Any]:
     """Return the values of an axis: those that are asked for, or all. Raises InputError for one that does not run."""
-    offered = {frozenset(str(value).split("+")): value for value in CONSTANT_AXES[name](problem)}
-    found = [offered.get(frozenset(str(value).split("+")), _NOT_OFFERED) for value in asked] or list(offered.values())
+    offered = {_parts(value): value for value in CONSTANT_AXES[name](problem)}
+    found = [offered.get(_parts(value), _NOT_OFFERED) for value in asked] or list(offered.values())
     if _NOT_OFFERED in found:
         wrong, known = asked[found.index(_NOT_OFFERED)], ", ".join(str(value) for value in list(offered.values())[:_SHOWN])
         more = f" and {len(offered) - _SHOWN} more" if len(offered) > _SHOWN else ""
@@ -172,6 +177,8 @@ def variants_of(problem: Problem, axes: Mapping[str, Sequence[Any]]) -> list[dic
         raise InputError(f"--also {of_experts[0]} varies nothing: {problem.model.name} has no experts")
     values = {name: list(dict.fromkeys([getattr(problem.run, name), *_offered(problem, name, asked)]))
               for name, asked in axes.items()}  # fmt: skip
+    if same := [name for name, asked in axes.items() if asked and len(values[name]) == 1]:
+        raise InputError(f"--also {same[0]}={axes[same[0]][0]} varies nothing: it is what the run has")
     single = [name for name, offered in values.items() if len(offered) == 1]
     if single:
         needs = " where the cluster describes no host" * single[0].startswith(("offload", "optimizer_offload"))

@@ -39,7 +39,7 @@ def _micro_batches(a: Arguments) -> int:
 
 
 def _flex(a: Arguments) -> bool:
-    """Whether the model is a flavor of torchtitan's with FlexAttention, or with attention of sequences of any length."""
+    """Whether the model is a flavor of torchtitan's with FlexAttention, or with variable-length attention."""
     sizes = {"deepseek_v3": ("16B", "236B", "671B"), "gpt_oss": ("20b", "120b")}
     flavor = a.text("model.flavor", "")
     return flavor in sizes.get(a.text("model.name", ""), ()) or flavor.endswith((*FLEX_FLAVORS, VARLEN_FLAVOR))

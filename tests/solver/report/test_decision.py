@@ -19,9 +19,10 @@ from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
 from solver.report.explain import Explanation, Line, explain
-from solver.report.uncertainty import LAYOUT_STD, difference_std, own_stds
+from solver.report.uncertainty import LAYOUT_STD, difference_std, errors_of, own_stds
 from solver.search.neighbours import neighbours
 from solver.search.search import search
+from solver.step.solutions import Solutions
 
 LLAMA = load_run_config("configs/models/llama3_8b.json").model
 
@@ -48,13 +49,17 @@ def test_what_all_rivals_may_err_by_decides_nothing() -> None:
     problem = make_problem(model, 32, toy_cost(), 4096, framework="megatron-core", precision="bf16")
     wide = [problem.run.replace(tp=16, dp=2, num_micro_batches=m) for m in (4, 8)]
     inside = problem.run.replace(tp=8, dp=4)
-    assert own_stds(estimate(problem, wide), [{}, {}]) == pytest.approx([LAYOUT_STD] * 2)
+
+    def own(solutions: Solutions, kinds: list[dict[str, float]]) -> np.ndarray:
+        return own_stds([errors_of(solutions, index, one) for index, one in enumerate(kinds)])
+
+    assert own(estimate(problem, wide), [{}, {}]) == pytest.approx([LAYOUT_STD] * 2)
     three = estimate(problem, [*wide, inside])
-    assert own_stds(three, [{}] * 3) == pytest.approx([hypot(LAYOUT_STD, 0.35)] * 2 + [LAYOUT_STD])
+    assert own(three, [{}] * 3) == pytest.approx([hypot(LAYOUT_STD, 0.35)] * 2 + [LAYOUT_STD])
     # and what only its network, or more of it, is uncertain by
     kinds = [{"linear": 0.1, "network": 0.05}, {"linear": 0.1, "network": 0.13}, {"linear": 0.1}]
     expected = [hypot(LAYOUT_STD, 0.35, 0.05), hypot(LAYOUT_STD, 0.35, 0.13), LAYOUT_STD]
-    assert own_stds(three, kinds) == pytest.approx(expected)
+    assert own(three, kinds) == pytest.approx(expected)
     assert difference_std(0.35, 0.35) == pytest.approx(sqrt(2) * LAYOUT_STD)
     assert difference_std(0.35, 0.0) == pytest.approx(hypot(sqrt(2) * LAYOUT_STD, 0.35))
 

@@ -155,3 +155,8 @@ def test_an_axis_may_be_of_some_values(h100_model: CostModel) -> None:
     assert found == {"core_attn", "moe_act", "core_attn+moe_act"}
     with pytest.raises(InputError, match=r"--also recompute_modules='moe_acts': .* runs core_attn, .*, values apart by /"):
         variants_of(problem, {"recompute_modules": ("moe_acts",)})
+
+
+def test_a_value_that_the_run_has_is_named(h100_model: CostModel) -> None:
+    with pytest.raises(InputError, match=r"--also cp_comm=ring varies nothing: it is what the run has"):
+        variants_of(problem_of(h100_model), {"cp_comm": ("ring",)})
