@@ -102,11 +102,15 @@ def _given(config: Mapping[str, Any], defaults_of: Family | None) -> dict[str, A
 
 
 def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
-    called, classes = config.get("model_type"), config.get("architectures") or []
-    names = classes if isinstance(classes, list) else []
-    known = [ARCHITECTURES[name] for name in names if isinstance(name, str) and name in ARCHITECTURES]
-    if called is None or (known and isinstance(called, str) and called not in FAMILIES):  # the class is known, the type is not
-        called = known[0] if known else classes
+    called = config.get("model_type")
+    if called is None:
+        classes = config.get("architectures") or []
+        found = (
+            [ARCHITECTURES[c] for c in classes if isinstance(c, str) and c in ARCHITECTURES]
+            if isinstance(classes, list)
+            else []
+        )
+        called = found[0] if found else classes
     if isinstance(called, str) and called in FAMILIES:
         return FAMILIES[called], called
     if isinstance(called, str) and called in NOT_DECODERS:
