@@ -50,13 +50,8 @@ def _check_values(words: Sequence[str], path: Path) -> None:
             raise InputError(f"{path}: {shown(word)} stands behind {name}, which takes one value")
 
 
-def read_script(source: Source) -> FileRun:
-    """Return the run of a script, whose layout has all fields of a Strategy.
-
-    Raises InputError for a script that does not launch pretrain_gpt.py by torchrun with a number of GPUs, for arguments that
-    only the shell knows, and for what solver.formats.megatron_args refuses.
-    """
-    path, words = source.path, script_words(source)
+def _program(words: Sequence[str], path: Path) -> tuple[str, int]:
+    """Return the program that a script launches, and the place of its word. Raises InputError for none, and for several."""
     hybrid = program_at(words, PROGRAM) is None and program_at(words, HYBRID_PROGRAM) is not None
     program = HYBRID_PROGRAM if hybrid else PROGRAM
     at = program_at(words, program)
@@ -68,6 +63,18 @@ def read_script(source: Source) -> FileRun:
         )
     if program_at(words[at + 1 :], program) is not None:
         raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")
+    return program, at
+
+
+def read_script(source: Source) -> FileRun:
+    """Return the run of a script, whose layout has all fields of a Strategy.
+
+    Raises InputError for a script that does not launch pretrain_gpt.py by torchrun with a number of GPUs, for arguments that
+    only the shell knows, and for what solver.formats.megatron_args refuses.
+    """
+    path, words = source.path, script_words(source)
+    program, at = _program(words, path)
+    hybrid = program == HYBRID_PROGRAM
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
     given = one_command(words[at + 1 :])
