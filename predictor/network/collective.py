@@ -224,7 +224,7 @@ class CollectiveModel:
         measured = self.ranks[own]
         k = np.full_like(k, measured[0]) if op == "p2p" else k
         log_bytes = np.log(np.maximum(size, 1.0))
-        above = np.clip(np.searchsorted(measured, k), 0, len(own) - 1)
+        above = np.minimum(np.searchsorted(measured, k), len(own) - 1)
         below = np.where(measured[above] > k, np.maximum(above - 1, 0), above)
         low, high = own[below], own[above]
         span = np.log(measured[above] / measured[below])

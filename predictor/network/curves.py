@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -73,9 +74,13 @@ class Curves:
         outside = (log_bytes < low - 1e-9) | (log_bytes > high + 1e-9)
         return std, (gap < 1e-6) & ~outside, outside
 
+    @cached_property
+    def _keys(self) -> np.ndarray:
+        """Knots of all curves in ascending order, [knots]: those of each curve _SPAN beyond those of the one before it."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first)) * _SPAN + self.x
+
     def _left(self, curve: np.ndarray, at: np.ndarray) -> np.ndarray:
-        owner = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
-        found = np.searchsorted(owner * _SPAN + self.x, curve * _SPAN + at, side="right") - 1
+        found = np.searchsorted(self._keys, curve * _SPAN + at, side="right") - 1
         return np.clip(found, self.first[curve], np.maximum(self.first[curve + 1] - 2, self.first[curve]))
 
     def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:

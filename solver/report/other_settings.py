@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from solver.formats.cases import MEMORY_KINDS
@@ -26,6 +27,7 @@ class OtherSetting:
     memory: Mapping[str, float]
 
 
+@lru_cache(maxsize=8)  # a report is printed and written
 def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]:
     """Return the settings that would change the step of layout ``index`` by LEAST or more, the largest change first."""
     problem, now = solutions.problem, float(solutions.times.seconds[index])

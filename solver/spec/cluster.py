@@ -198,7 +198,7 @@ def placement(size: Any, stride: Any, gpus_per_node: int) -> Placement:
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     span, strided = size * stride, np.where(stride > 1, -(-stride // gpus_per_node), 0)
     if not gpus_per_node & (gpus_per_node - 1) and not np.any(span & (span - 1)):  # powers of two divide each other
-        intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)
+        intra = np.minimum(np.maximum(gpus_per_node // np.maximum(stride, 1), 1), size)
         inter = size // intra
     else:  # groups of one span begin at neighbouring ranks, spans at multiples of the divisor that they share with the node
         shared = np.gcd(span, gpus_per_node)

@@ -218,14 +218,15 @@ class LayerTimes:
     waits: np.ndarray
 
 
-def _launches(op: Op) -> np.ndarray:
-    """Return how often the host launches kernels for all runs of an op; runs of a ring count once."""
-    return np.minimum(op.count, 1.0) * op.launches
-
-
-def _waits(op: Op, keys: int) -> np.ndarray:
-    """Return whether the host must know a result of the device before it launches an op: bool [keys]."""
-    return np.broadcast_to(np.asarray(op.after_wait, dtype=bool) & (np.asarray(op.count) > 0), keys)
+def _launches_and_waits(ops: Sequence[Op], keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how often the host launches kernels for all runs of each op, where runs of a ring count once, and whether it must
+    know a result of the device before it launches them, bool; shape [ops, keys] each."""
+    launches, waits = np.empty((len(ops), keys)), np.zeros((len(ops), keys), dtype=bool)
+    for row, waiting, op in zip(launches, waits, ops, strict=True):
+        row[:] = np.minimum(op.count, 1.0) * op.launches
+        if op.after_wait is not False:
+            waiting[:] = np.asarray(op.after_wait, dtype=bool) & (np.asarray(op.count) > 0)
+    return launches, waits
 
 
 def ring_delays(estimates: OpEstimates, delay: float) -> np.ndarray:
@@ -247,7 +248,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     its time is added.
     """
     ops, keys = estimates.ops, exposed.shape[1]
-    launches = np.array([np.broadcast_to(_launches(op), keys) for op in ops]).reshape(-1, keys)
+    launches, waits = _launches_and_waits(ops, keys)
     host = host_op_seconds * launches + (0.0 if estimates.checks is None else estimates.checks)
     works = bool(host.any())
 
@@ -261,7 +262,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
         if blocking or not works:
             return added(host[chosen])
         device = exposed[chosen]
-        return pass_seconds(device, host[chosen], np.array([_waits(ops[i], keys) for i in chosen])) - added(device)
+        return pass_seconds(device, host[chosen], waits[chosen]) - added(device)
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
@@ -271,5 +272,5 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     # of what the host delays the backward pass they have the share of their launches
     weight_grad = added(exposed[later]) + late(backward) * added(host[later]) / np.maximum(hosts[1], 1e-30)
     busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), hosts[0])
-    waits = np.maximum(added(exposed[forward]) + late(forward) - busy, 0.0)
-    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, hosts, waits)
+    idle = np.maximum(added(exposed[forward]) + late(forward) - busy, 0.0)
+    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, hosts, idle)

@@ -20,9 +20,9 @@ from solver.step.time import StepTimes, step_times
 SLOWER_NETWORKS = (0.5, 0.25)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solutions:
-    """Estimated layouts; arrays of shape [layouts]."""
+    """Estimated layouts; arrays of shape [layouts]. Each is equal to itself only, so that what is found of it can be kept."""
 
     problem: Problem
     table: LayerTable

@@ -108,6 +108,7 @@ def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]
     return aliases[max(found)[2]][0] if found else None
 
 
+@cache
 def _words(name: str) -> str:
     """Lower case, one space before every word."""
     return " " + re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()

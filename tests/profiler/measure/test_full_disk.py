@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_job import ForkedJob
 
 from profiler.profile.plan import Item
 from profiler.profile.profile import Device, Profile
@@ -19,21 +19,12 @@ from profiler.profile.store import read_profile, write_profile
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def measure(
-    output: Path, *flags: str, ranks: int = 1, most_bytes: int | None = None, minutes: float = 0.05
-) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-
-    def limit() -> None:
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
-    # the limit holds for all files of the process, so it writes none of its coverage
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+def measure(output: Path) -> subprocess.CompletedProcess[str]:
+    """Measure with two ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
-        [*(launcher if ranks > 1 else [sys.executable]), "gen_profiler_data.py", "--quick", "--no-pictures",
-         "--budget", str(minutes), "--output", str(output), *flags],
-        cwd=ROOT, text=True, capture_output=True, timeout=150, preexec_fn=limit, env={**environment, "OMP_NUM_THREADS": "1"},
+        [*launcher, "gen_profiler_data.py", "--quick", "--no-pictures", "--budget", "0.05", "--output", str(output)],
+        cwd=ROOT, text=True, capture_output=True, timeout=150, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -68,7 +59,7 @@ def fill(disk: Path) -> None:
 def test_a_full_disk(small_disk: Path) -> None:
     before = earlier(small_disk)
     fill(small_disk)
-    ended = measure(small_disk, ranks=2)
+    ended = measure(small_disk)
     printed = [line for line in ended.stderr.splitlines() if line.startswith("gen_profiler_data.py: ")]
     assert ended.returncode != 0
     assert printed == [f"gen_profiler_data.py: {small_disk / 'data.pt'}: cannot write there: No space left on device"]
@@ -82,9 +73,10 @@ def test_a_file_that_may_not_grow(tmp_path: Path, most_bytes: int, some_fit: boo
     """The last profile that could be written stays: yesterday's, or the first measurements of today."""
     before = earlier(tmp_path)
     # ends as soon as the file is full, which takes a loaded machine longer
-    ended = measure(tmp_path, most_bytes=most_bytes, minutes=2)
+    ended = ForkedJob("--budget", "2", "--output", str(tmp_path), most_bytes=most_bytes)
+    _, errors = ended.communicate(timeout=150)
     expected = f"gen_profiler_data.py: {tmp_path / 'data.pt'}: cannot write there: File too large\n"
-    assert ended.returncode == 2 and ended.stderr.endswith(expected) and "Traceback" not in ended.stderr
+    assert ended.returncode == 2 and errors.endswith(expected) and "Traceback" not in errors
     assert (read_profile(tmp_path / "data.pt").device.name != "yesterday's") == some_fit
     assert (tmp_path / "data.previous.pt").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.previous.pt", "data.pt"]

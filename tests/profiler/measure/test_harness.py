@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked_job import ForkedJob
 
 from profiler.errors import InputError
 from profiler.measure import timing
@@ -42,21 +43,25 @@ KERNELS = ("host", "linear", "flash_attn", "memory_bound", "grouped_linear")
 
 def start(ranks: int, output: Path, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*(launcher if ranks > 1 else [sys.executable]), "gen_profiler_data.py", "--quick", "--no-pictures"]
     return subprocess.Popen(
-        [*command, "--output", str(output), *flags],
+        [*launcher, "gen_profiler_data.py", "--quick", "--no-pictures", "--output", str(output), *flags],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 60) -> str:
+def alone(output: Path, *flags: str) -> ForkedJob:
+    """Start a run of one process without torchrun."""
+    return ForkedJob("--output", str(output), *flags)
+
+
+def finish(process: subprocess.Popen[str] | ForkedJob, seconds: float = 60) -> str:
     try:
-        printed, _ = process.communicate(timeout=seconds)
+        printed, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    return printed
+    return printed + (errors or "")
 
 
 def rows(profile: Profile) -> int:
@@ -95,7 +100,7 @@ def measure_all(output: Path) -> None:
     options = ("--budget", "0.25", "--measurements", str(output / "plan.csv"))
     for resumed in ((), ("--resume",), ("--resume",)):  # an idle machine fills every table at once
         process = start(4, output, *options, *resumed, environment={"FORETRAIN_RANKS_PER_NODE": "2"})
-        printed = finish(process)
+        printed = finish(process, 120)
         assert process.returncode == 0, printed
         profile = read_profile(output / "data.pt")
         if all(len(profile.table(op)) for op in (*KERNELS, *COLLECTIVES, "p2p")):
@@ -167,7 +172,7 @@ def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_pat
 
 
 def test_ctrl_c_keeps_the_measurements(tmp_path: Path) -> None:
-    process = start(1, tmp_path, "--budget", "5")
+    process = alone(tmp_path, "--budget", "5")
     wait_for(tmp_path / "data.pt")
     process.send_signal(signal.SIGINT)
     printed = finish(process)
@@ -209,13 +214,13 @@ def test_profiles_of_one_device_merge_and_others_are_refused(measured: Path, tmp
 
     write_profile(tmp_path / "a.pt", kernels)
     write_profile(tmp_path / "b.pt", replace(links, device=replace(links.device, name="another")))
-    process = start(1, tmp_path, "--merge", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    process = alone(tmp_path, "--merge", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     assert "differ in device" in finish(process) and process.returncode == 2
 
 
 def test_measuring_again_keeps_the_old_file(measured: Path, tmp_path: Path) -> None:
     (tmp_path / "data.pt").write_bytes(measured.read_bytes())
-    process = start(1, tmp_path, "--budget", "0.01")
+    process = alone(tmp_path, "--budget", "0.01")
     finish(process)
     assert (tmp_path / "data.previous.pt").read_bytes() == measured.read_bytes()
 
@@ -294,7 +299,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a running measurement does
     try:
-        process = start(1, tmp_path, "--budget", "0.1")
+        process = alone(tmp_path, "--budget", "0.1")
         printed = finish(process)
     finally:
         os.close(handle)
@@ -303,7 +308,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
-    process = start(1, tmp_path, "--budget", "0.02", "--resume")
+    process = alone(tmp_path, "--budget", "0.02", "--resume")
     printed = finish(process, 120)
     assert process.returncode == 0 and "nothing to resume: there is no" in printed
     assert (tmp_path / "data.pt").exists()
