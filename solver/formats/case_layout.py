@@ -10,10 +10,11 @@ from profiler.errors import InputError, shown
 from solver.spec.choices import V_SHAPED
 from solver.spec.framework import Framework
 from solver.spec.frameworks import first_with_experts, framework_of, unknown_release
+from solver.spec.frameworks.megatron import GENERIC
 from solver.spec.model import ModelSpec
 from solver.spec.model_attention import attention_of
 from solver.spec.pipeline_layout import layout_text
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import Strategy, replicas
 
 _KNOWN = frozenset(field.name for field in fields(Strategy))
 #: Shards over every rank that holds the same parameters, which is also what is meant where nothing is stated.
@@ -35,7 +36,7 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
         stated = framework.name
     elif unknown_release(stated):
         assumptions.append(f"framework {shown(stated)}: priced as {framework.name}, no such release is described")
-    if framework.name == "generic":
+    if framework.name == GENERIC.name:
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
     values: dict[str, Any] = {**flags, **attention_of(framework, model), **given, "framework": stated}
@@ -138,8 +139,9 @@ def _sharding(
         found["zero"] = 2
         assumptions.append("zero: 2, because with a pipeline weights stay whole between micro batches")
     if "zero_shard_size" not in given:
-        replicas = count_of(values, "dp") * count_of(values, "cp")
-        found["zero_shard_size"] = replicas if values.get("zero", 1) else 1
+        sizes = (count_of(values, key) for key in ("tp", "cp", "dp", "wp"))
+        copies = int(replicas(values.get("tp_mode") == "isp", *sizes))
+        found["zero_shard_size"] = copies if values.get("zero", 1) else 1
     return found
 
 
@@ -162,7 +164,7 @@ def _end_stages(
     can, layers = framework.can_run, model.num_hidden_layers
     chunks = count_of(values, "pp") * count_of(values, "vpp")
     silent = not any("pipeline_s" in key for key in given)
-    offered = can.counts_embedding_and_loss and not can.uneven_stages
+    offered = (can.counts_embedding_and_loss and not can.uneven_stages) or framework.name == GENERIC.name
     if not (silent and offered and layers % chunks and (layers + 2) % chunks == 0):
         return {}
     assumptions.append("embedding and loss count as layers, or the stages would not divide")

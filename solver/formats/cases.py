@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
-from profiler.profile.devices import DEVICES, device_named
+from profiler.profile.devices import DATASHEETS, DEVICES, device_named
 from profiler.text_file import distinct_keys, read_text
 from solver.formats.case_layout import count_of, layout_of_case
+from solver.formats.case_release import with_release
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.published_recipes import with_facts, with_fine_tuning, with_recipe
 from solver.formats.stated_stages import with_stages
-from solver.formats.synonyms import normalized_run
+from solver.formats.synonyms import named_as_ours, normalized_run
 from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
-from solver.spec.cluster import FIGURES, PCIE_5
+from solver.spec.cluster import FIGURES, PCIE_4, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model
@@ -36,6 +37,11 @@ MEMORY_KINDS = ("allocated", "reserved", "device")
 LAST_RANK = "last rank"
 MAX_BYTES = 1 << 28  #: limit of a file of cases
 _OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
+#: Names of models of which most layers are no attention.
+_HYBRIDS = (
+    r"nemotron[-_ ]?h(?![a-z])|nemotron[-_ ]?3(?!\d)|qwen3[-_ ]?next|mamba|jamba|zamba"
+    r"|kimi[-_ ]?linear|minimax[-_ ]?(01|m1|text)"
+)
 _UNGATED = ("gelu", "gelu_new", "relu", "relu2", "squared_relu")  #: activations of MLPs without a gate
 _LINE = "line"  #: begins the id of what is no case
 #: What was measured, and what profiler.train writes beside it.
@@ -120,8 +126,10 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         model = _model(sections["model"], named, assumptions)
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
-        check_model(model, count_of(sections["run"], "seq_len"))
-        run = normalized_run(sections["run"], hardware, assumptions)
+        run = normalized_run(sections["run"], assumptions)
+        model = _long_enough(model, count_of(run, "seq_len"), assumptions)
+        check_model(model, count_of(run, "seq_len"))
+        run = with_release(run, model, hardware, assumptions)
         run = with_fine_tuning(with_recipe(run, model, hardware, assumptions), model, assumptions)
         run = with_stages(run, model.num_hidden_layers)
         strategy = layout_of_case(run, model, assumptions)
@@ -140,13 +148,22 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     return Case(name, hardware, cluster, model, strategy, measured, notes, skipped, others)
 
 
+def _long_enough(model: ModelSpec, seq_len: int, assumptions: list[str]) -> ModelSpec:
+    """Return a model that was trained on longer sequences than its file states: rotary positions have no end."""
+    if model.position != "rope" or not 0 < model.max_position_embeddings < seq_len:
+        return model
+    assumptions.append(f"max_position_embeddings: {seq_len}, as long as the sequences (the model states fewer)")
+    return model.replace(max_position_embeddings=seq_len)
+
+
 def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:
-    """Return the link to the host of a run that kept activations there, where neither the case nor the device states it."""
-    key, offloads = "host_link_gb_s", s.offload_layers or s.offload_modules
+    """Return the link to the host of a run that kept something there, where neither the case nor the device states it."""
+    key, offloads = "host_link_gb_s", s.offload_layers or s.offload_modules or s.optimizer_offload_fraction
     if not offloads or key in cluster or hardware not in DEVICES or DEVICES[hardware].host_link:
         return {}
-    assumptions.append(f"{key}: {PCIE_5 / 1e9:g} (assumed: PCIe 5 x16)")
-    return {key: PCIE_5 / 1e9}
+    generation, rate = (4, PCIE_4) if DATASHEETS[hardware].architecture == "ampere" else (5, PCIE_5)
+    assumptions.append(f"{key}: {rate / 1e9:g} (assumed: PCIe {generation} x16)")
+    return {key: rate / 1e9}
 
 
 def _section(value: Any, case: str, key: str) -> dict[str, Any]:
@@ -184,6 +201,7 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     if "hybrid_override_pattern" in config:
         config = {"model_type": "nemotron_h", **config}
     foreign = bool(MARKS & set(config))
+    config = config if foreign else named_as_ours(config)
     unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
     other = [key for key in unread if re.search(_OTHER_LAYERS, key)]
     if other:
@@ -191,10 +209,25 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
     if not foreign and "gated_mlp" not in config and config.get("hidden_act") in _UNGATED:
         config = {**config, "gated_mlp": False}
+    if _all_experts_stated(config):
+        config = {**config, "moe_intermediate_size": config["intermediate_size"]}
+        assumptions.append("moe_intermediate_size: intermediate_size (no layer is dense)")
     read = model_of_config if foreign else model_from_keys
     found = read({key: value for key, value in config.items() if key not in unread}, "model")
     stated = foreign or any("bias" in key for key in config)
     if framework.linear_bias and not (stated or found.gated_mlp or found.is_mixture_of_experts):
         found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
         assumptions.append("bias: of all linears")
-    return with_facts(found, config, framework.family, assumptions)
+    found = with_facts(found, config, framework.family, assumptions)
+    if re.search(_HYBRIDS, found.name.lower()) and not (found.linear_num_value_heads or found.mamba_num_heads):
+        raise InputError(
+            f"model {found.name}: its keys do not say which layers are no attention (layer_types, linear_*, mamba_*)"
+        )
+    return found
+
+
+def _all_experts_stated(config: Mapping[str, Any]) -> bool:
+    """Whether the one size of an MLP that a mixture of experts states is that of its experts, as in Mixtral's config.json."""
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    dense = {"first_k_dense_replace", "moe_layer_freq", "moe_intermediate_size"} & config.keys()
+    return isinstance(experts, int) and experts > 1 and not dense and "intermediate_size" in config and not MARKS & set(config)

@@ -25,7 +25,14 @@ _BETWEEN_RANKS = ("deepep", "hybridep")
 #: What tells models apart.
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
 #: What a preset may know of a model of its name and shape that a run has not stated.
-_FACTS = ("mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope")
+_FACTS = (
+    "mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope", "attention_gate", "shared_expert_gate", "layer_types",
+    "one_block_layers", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
+    "mamba_conv_kernel_dim", "mamba_chunk_size", "gated_mlp", "norm", "position", "qk_norm",
+)  # fmt: skip
+#: Keys that say the same as a fact in other words.
+_IMPLIED = {"mlp_bias": ("bias",), "gated_mlp": ("hidden_act",), "layer_types": ("sliding_window", "sliding_window_every")}
 #: The same for runs of one family: Megatron-Bridge's recipes train DeepSeek-V3 with its prediction of one more token.
 _FACTS_OF: Mapping[str, tuple[str, ...]] = {"megatron-bridge": ("num_nextn_predict_layers",)}
 
@@ -123,7 +130,11 @@ def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumpt
     if name is None or not is_preset(model, name):
         return model
     known = _preset(name)
-    asked = [key for key in (*_FACTS, *_FACTS_OF.get(family, ())) if key not in stated]
+    asked = [
+        key
+        for key in (*_FACTS, *_FACTS_OF.get(family, ()))
+        if key not in stated and not any(other in stated for other in _IMPLIED.get(key, ()))
+    ]
     facts = {key: getattr(known, key) for key in asked if getattr(known, key) != getattr(model, key)}
     if facts:
         assumptions.append(f"model: {', '.join(facts)}, as {name} has them")

@@ -1,4 +1,4 @@
-"""Other names of schedules, number formats and context-parallel communication, and the framework release that made a run."""
+"""Other names of the keys, schedules, number formats and communication of a case's run and model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from profiler.profile.devices import DATASHEETS
 from solver.spec.choices import CHOICES, SWITCHES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -15,8 +14,6 @@ from solver.spec.pipeline_layout import chunk_layers
 
 _LONGEST = 12  #: digits of a count
 
-#: Architectures before Hopper, on which a Megatron-LM that names no release is the one of 2023.
-_BEFORE_HOPPER = ("volta", "ampere")
 #: Letters and digits of a word -> this project's word. This project's own words match in any spelling; other words stay as
 #: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
@@ -26,17 +23,26 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
     "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
                   "16mixed": "fp16", "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8",
-                  "fp8mx": "mxfp8", "float32": "fp32", "fp8blockwise": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8"},
+                  "fp8mx": "mxfp8", "float32": "fp32", "fp8blockwise": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8",
+                  "bf16amp": "bf16", "bf16fp32": "bf16", "fp16amp": "fp16", "mixedbf16": "bf16", "fp8blockscaling": "fp8",
+                  "fp8currentscaling": "fp8", "fp8delayedscaling": "fp8", "float8tensorwise": "fp8", "float8blockwise": "fp8",
+                  "float8rowwise": "fp8", "fp8rowwise": "fp8"},
     "recompute": {"": "none", "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "uniform": "full",
-                  "block": "full", "layer": "full", "coreattn": "selective", "op": "selective"},
-    "attention": {"flashattention": "flash", "flashattention2": "flash", "flashattention3": "flash", "fa2": "flash",
-                  "fa3": "flash", "sdpa": "flash", "cudnn": "flash", "te": "flash", "fused": "flash", "eager": "unfused",
-                  "math": "unfused", "naive": "unfused"},
+                  "block": "full", "layer": "full", "fulluniform": "full", "fullblock": "full", "gradientcheckpointing": "full",
+                  "coreattn": "selective", "op": "selective", "selectivecoreattn": "selective", "selectiveop": "selective",
+                  "sac": "selective"},
+    "attention": {**dict.fromkeys(("flashattention", "flashattention2", "flashattention3", "flashattn", "flashattn2",
+                                   "flashattn3", "fa2", "fa3", "sdpa", "cudnn", "cudnnfused", "te", "transformerengine",
+                                   "fused", "xformers"), "flash"),
+                  "eager": "unfused", "math": "unfused", "naive": "unfused"},
     "moe_dispatcher": {"flex": "deepep"},
+    "optimizer": {"adamw": "adam", "fusedadam": "adam", "fusedadamw": "adam", "adamwfused": "adam"},
 }  # fmt: skip
 #: Of a precision's word: how it scales its values.
 _RECIPES = {"fp8blockwise": "blockwise", "fp8sc": "blockwise", "fp8tensorwise": "tensorwise", "fp8delayed": "delayed",
-            "fp8cs": "tensorwise"}  # fmt: skip
+            "fp8cs": "tensorwise", "fp8blockscaling": "blockwise", "fp8currentscaling": "tensorwise", "fp8rowwise": "rowwise",
+            "fp8delayedscaling": "delayed", "float8tensorwise": "tensorwise", "float8blockwise": "blockwise",
+            "float8rowwise": "rowwise"}  # fmt: skip
 _OTHER_KEYS = {
     "cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtype": "precision", "zero_stage": "zero",
     "tensor_parallel_size": "tp", "tensor_model_parallel_size": "tp", "pipeline_parallel_size": "pp",
@@ -44,7 +50,29 @@ _OTHER_KEYS = {
     "expert_model_parallel_size": "ep", "data_parallel_size": "dp", "virtual_pipeline_model_parallel_size": "vpp",
     "seq_length": "seq_len", "sequence_length": "seq_len", "num_gpus": "world_size", "mbs": "micro_batch_size",
     "per_device_train_batch_size": "micro_batch_size", "gbs": "global_batch_size",
-    "gradient_accumulation_steps": "num_micro_batches",
+    "gradient_accumulation_steps": "num_micro_batches", "gradient_accumulation": "num_micro_batches",
+    "tp_size": "tp", "pp_size": "pp", "cp_size": "cp", "ep_size": "ep", "dp_size": "dp", "vp_size": "vpp",
+    "ulysses_size": "cp", "expert_tensor_parallel_size": "etp",
+}  # fmt: skip
+#: Words of other tools: (key, letters and digits of its value) -> keys of ours.
+_OTHER_SETTINGS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    **{(key, "true"): {"recompute": "full"} for key in ("gradient_checkpointing", "activation_checkpointing")},
+    **{(key, "false"): {"recompute": "none"} for key in ("gradient_checkpointing", "activation_checkpointing")},
+    **{(key, word): {"recompute": word} for key in ("gradient_checkpointing", "activation_checkpointing")
+       for word in ("full", "selective", "none")},
+    ("sharding_strategy", "fullshard"): {"zero": 3}, ("sharding_strategy", "shardgradop"): {"zero": 2},
+    ("sharding_strategy", "noshard"): {"zero": 0},
+    ("use_distributed_optimizer", "true"): {"zero": 1}, ("use_distributed_optimizer", "false"): {"zero": 0},
+    ("torch_compile", "true"): {"compile": True}, ("torch_compile", "false"): {"compile": False},
+}  # fmt: skip
+#: Model keys of other tools, which cases may state too.
+OTHER_MODEL_KEYS = {
+    "num_layers": "num_hidden_layers", "n_layers": "num_hidden_layers", "n_layer": "num_hidden_layers",
+    "num_heads": "num_attention_heads", "n_heads": "num_attention_heads", "n_head": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads", "n_kv_heads": "num_key_value_heads", "num_query_groups": "num_key_value_heads",
+    "ffn_hidden_size": "intermediate_size", "d_model": "hidden_size", "kv_channels": "head_dim",
+    "num_moe_experts": "num_experts", "moe_router_topk": "num_experts_per_tok", "moe_top_k": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size", "num_shared_experts": "n_shared_experts",
 }  # fmt: skip
 _FORCED = "forcedbalance"  #: a router that spreads tokens evenly whatever they say, as benchmarks have it
 _SWITCHES = {"true": True, "false": False}
@@ -52,11 +80,9 @@ _COUNTS = ("world_size", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", 
            "global_batch_size", "zero", "zero_shard_size")  # fmt: skip
 
 
-def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
-    """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``.
-
-    hardware: a device of configs/devices.
-    """
+def normalized_run(run: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``."""
+    run = _of_other_keys(run)
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}
     recipe = _RECIPES.get(spelling(str(named.get("precision", ""))))
@@ -72,12 +98,24 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
     if "pipeline_layout" in ours and "vpp" not in ours and isinstance(ours.get("pp"), int) and ours["pp"] > 0:
         ours["vpp"] = max(len(chunk_layers(str(ours["pipeline_layout"]))) // ours["pp"], 1)
     ours = _cut_in_half(ours, assumptions) if spelling(str(ours.get("schedule", ""))) == "dualpipe" else ours
-    stated = framework.name in str(ours.get("framework", "")).lower()  # the run names its release
-    release = None if stated else _release(framework.name, ours, hardware)
-    if release:
-        assumptions.append(f"framework: {release[0]}, {release[1]}")
-        ours["framework"] = f"{release[0]}, {ours['framework']}"  # the rest of the name still applies
     return ours
+
+
+def _of_other_keys(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run whose settings in the words of other tools are ours, where it does not state ours too."""
+    found = dict(run)
+    for key, value in run.items():
+        meant = _OTHER_SETTINGS.get((key, spelling(str(value))))
+        if meant and not meant.keys() & run.keys():
+            del found[key]
+            found |= meant
+    return found
+
+
+def named_as_ours(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a case's model with the names of keys that other tools have as ours, where it does not state ours too."""
+    ours = {key: OTHER_MODEL_KEYS.get(key, key) for key in model}
+    return {ours[key] if ours[key] not in model else key: value for key, value in model.items()}
 
 
 def _routed(run: dict[str, Any], framework: Framework, assumptions: list[str]) -> dict[str, Any]:
@@ -101,6 +139,9 @@ def _cut_in_half(run: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
     if not isinstance(pp, int) or isinstance(pp, bool) or pp < 2 or pp % 2:
         raise InputError(f"schedule dualpipe needs an even number of stages, not pp {shown(pp)}")
     halved: dict[str, Any] = {"schedule": "dualpipev", "pp": pp // 2, "vpp": 2}
+    if run.get("ep", 1) != 1 and "moe_exchange_overlap" not in run:
+        halved["moe_exchange_overlap"] = True  # what the schedule is made for: a forward pass beside another's backward pass
+        assumptions.append("moe_exchange_overlap: true, which DualPipe is made for")
     halved |= {"dp": run["dp"] * 2} if isinstance(run.get("dp"), int) else {}
     halved |= {"num_micro_batches": run["num_micro_batches"] // 2} if isinstance(run.get("num_micro_batches"), int) else {}
     assumptions.append(f"schedule: dualpipev with pp {pp // 2} and twice the replicas, which DualPipe with pp {pp} is")
@@ -111,7 +152,7 @@ def _word(key: str, value: Any) -> Any:
     if key in SWITCHES and isinstance(value, str | int):
         return _SWITCHES.get(str(value).lower(), bool(value) if value in (0, 1) else value)
     if key in _COUNTS and isinstance(value, str | float):
-        text = str(value).lower().removeprefix("zero").strip("-_ ").removesuffix(".0")
+        text = str(value).lower().removeprefix("zero").strip("-_ ").removeprefix("stage").strip("-_ ").removesuffix(".0")
         return int(text) if text.isdecimal() and len(text) < _LONGEST else value
     if key not in _WORDS or not isinstance(value, str | bool):
         return value
@@ -122,16 +163,3 @@ def _word(key: str, value: Any) -> Any:
 def spelling(word: str) -> str:
     """Return a name's letters and digits, in which people agree."""
     return re.sub("[^a-z0-9]", "", word.lower())
-
-
-def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:
-    """Return the release that a run must have used, and the reason, where its framework name means an earlier one."""
-    modern = hardware in DATASHEETS and DATASHEETS[hardware].architecture not in _BEFORE_HOPPER
-    if framework == "megatron-lm-2023" and modern:
-        return "megatron-core", "which Megatron-LM stands on since Hopper"
-    if framework == "megatron-lm-2023" and run.get("zero") == 3:
-        return "megatron-deepspeed-2021", "since Megatron-LM of that time has no ZeRO-3 of its own and ran DeepSpeed's"
-    later = modern or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
-    if framework == "internevo-2023" and later:
-        return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"
-    return None

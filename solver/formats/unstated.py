@@ -14,7 +14,7 @@ from typing import Any
 from solver.spec.choices import V_SHAPED
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import Strategy, replicas
 
 
 def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework, layout: Strategy) -> tuple[Strategy, ...]:
@@ -24,12 +24,12 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
     """
     levels = _others(_levels(model, framework, layout), (layout.recompute, -1)) if "recompute" not in run else []
     chunks = _others(_chunks(model, framework, layout), layout.vpp) if "vpp" not in run else []
-    replicas = layout.dp * layout.cp
-    stages = [1] if "zero" not in run and layout.zero == 0 and replicas > 1 and 1 in framework.can_run.zero_stages else []
+    copies = int(replicas(layout.tp_mode == "isp", layout.tp, layout.cp, layout.dp, layout.wp))
+    stages = [1] if "zero" not in run and layout.zero == 0 and copies > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
         layout.replace(recompute=level, recompute_layers=layers, vpp=vpp,
                        schedule="interleaved" if vpp > 1 and layout.schedule not in V_SHAPED else layout.schedule, zero=zero,
-                       zero_shard_size=replicas if zero != layout.zero else layout.zero_shard_size)
+                       zero_shard_size=copies if zero != layout.zero else layout.zero_shard_size)
         for (level, layers), zero, vpp in product(
             [(layout.recompute, layout.recompute_layers), *levels], [layout.zero, *stages], [layout.vpp, *chunks]
         )

@@ -158,12 +158,13 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
     The run was made, so it fitted, and published runs are tuned, so what costs little comes first: the fastest is taken of
     the first group in which the framework's recomputation fits (with more chunks a stage, some recomputation may be faster).
     Groups: those with the framework's ZeRO stage that fit, then those of any; both again among those that fit if the allocator
-    leaves no gaps. Then those of any recomputation that fit, with gaps and without; the framework's. Others that can have
-    fitted widen the interval, the less the slower they are.
+    leaves no gaps. Then those of any recomputation that fit, with gaps and without. Others that can have
+    fitted widen the interval, the less the slower they are. Where nothing fits, the one that comes nearest is taken.
     """
     memory, seconds, run = solutions.memory, solutions.times.seconds[indexes], solutions.problem.run
     limit, outside = solutions.problem.cluster.memory_bytes, (memory.device - memory.reserved)[indexes]
     safe, fits = memory.device[indexes] <= limit, memory.allocated[indexes] + outside <= limit
+    nearest = memory.allocated[indexes] <= memory.allocated[indexes].min()
     level, zero = (
         np.array([getattr(layout, key) == getattr(case.strategy, key) for layout in _layouts(case)])
         for key in ("recompute", "zero")
@@ -175,7 +176,7 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
         (fits, level),
         (safe, safe),
         (fits, fits),
-        (level & zero, zero),
+        (nearest, nearest),
     )
     allowed = next(group for group, needed in groups if (group & needed).any())
     best = int(np.argmin(np.where(allowed, seconds, np.inf)))

@@ -78,7 +78,7 @@ _MAY_BE_ZERO = ("nvlink_domain", "link_peers", "host_link", "host_memory", "usua
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
-PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
+PCIE_4, PCIE_5 = 25e9, 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 _LEAF = ("gpus_per_leaf", "oversubscription")
 _COUNTS = ("gpus_per_node", "nvlink_domain", "link_peers", "gpus_per_leaf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.errors import InputError, first_broken, require
 from solver.spec.adapter_rules import check_adapters
 from solver.spec.choices import RECOMPUTE_MODULES
-from solver.spec.cluster import PCIE_5, Cluster
+from solver.spec.cluster import PCIE_4, PCIE_5, Cluster
 from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, dispatchers_of, fused_experts_broken
 from solver.spec.framework import Framework
@@ -265,6 +265,6 @@ def check_host(cluster: Cluster, run: Strategy) -> None:
         if used and not stated:
             raise InputError(
                 f"offloading to the host needs {key} of the cluster, as --cluster dgx_h100 states it: what one GPU reaches of "
-                f"it while all of its node do (PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, NVLink-C2C 400; "
-                "memory of the host a few tens)"
+                f"it while all of its node do (PCIe 4 x16 about {PCIE_4 / 1e9:g} GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, "
+                "NVLink-C2C 400; memory of the host a few tens)"
             )

@@ -28,6 +28,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
 )  # fmt: skip
 
 _TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")
+#: After an alias: no further letter of its last word, nor a further digit of its last number.
+_NOT_LONGER = r"(?![a-z])(?<!\d(?=\d))"
 _DUMMY_GRADIENTS_SINCE = (2, 3)
 _ORIGINAL_INPUTS_SINCE = (2, 6)  # save_original_input; Megatron-Core's attention.py asks for 2.7 in 4 bits
 
@@ -80,7 +82,7 @@ def unknown_release(name: str) -> str:
     text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])
     aliases = (alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
     names = [_words(alias) for alias in aliases if not alias.endswith(".")]  # the beginning of a release is none
-    ends = [(len(alias), place.end()) for alias in names if (place := re.search(re.escape(alias) + "(?![a-z])", text))]
+    ends = [(len(alias), place.end()) for alias in names if (place := re.search(re.escape(alias) + _NOT_LONGER, text))]
     end = max(ends, default=(0, len(text)))[1]
     rest = text[end:]
     states_release = any(character.isdigit() for character in text[:end])
@@ -103,7 +105,7 @@ def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]
     text, found = _words(name), []
     for i, (_, words) in enumerate(aliases):
         for alias in words:
-            place = re.search(re.escape(_words(alias)) + "(?![a-z])", text)
+            place = re.search(re.escape(_words(alias)) + _NOT_LONGER, text)
             found += [(-place.start(), len(_words(alias)), i)] if place else []
     return aliases[max(found)[2]][0] if found else None
 

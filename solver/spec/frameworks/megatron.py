@@ -53,6 +53,7 @@ MEGATRON_LM_2023 = Framework(
 MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
     "megatron-lm-2021",
     "2021-04",  # arXiv 2104.04473
+    flags={"attention": "unfused"},  # FlashAttention is of 2022
     aliases=("megatron-lm 2021", "megatron-lm v2"),
     best_practice={"overlap_grad_reduce": False},  # one all-reduce of one buffer after the backward pass
     can_run={"zero_stages": (0,), "tp_modes": (TpMode.MTP,), "recompute": ("none", "full"), "quantised": False},

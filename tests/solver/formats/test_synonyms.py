@@ -8,11 +8,13 @@ import pytest
 from toy import toy_cost
 
 from profiler.errors import InputError
+from solver.formats.case_release import with_release
 from solver.formats.cases import case_of
 from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
 from solver.report import validate
 from solver.spec.frameworks import framework_of
+from solver.spec.model_from_keys import model_from_keys
 from solver.spec.strategy import Strategy
 
 MODEL = {
@@ -24,8 +26,14 @@ MODEL = {
 }
 
 
-def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
-    return normalized_run(keys, hardware, [])
+def run(**keys: Any) -> dict[str, Any]:
+    return normalized_run(keys, [])
+
+
+def released(keys: dict[str, Any], hardware: str, assumptions: list[str]) -> str:
+    """Return the framework of a run of MODEL with its release."""
+    run = with_release(normalized_run(keys, assumptions), model_from_keys(MODEL, "model"), hardware, assumptions)
+    return str(run["framework"])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_other_keys_and_values_that_are_not_strings() -> None:
 )  # fmt: skip
 def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
     assumptions: list[str] = []
-    normalized = normalized_run({"framework": framework, **keys}, hardware, assumptions)["framework"]
+    normalized = released({"framework": framework, **keys}, hardware, assumptions)
     assert normalized == (framework if framework == meant else f"{meant}, {framework}")
     assert bool(assumptions) == (framework != meant) and framework_of(normalized) == framework_of(meant)
 
@@ -99,11 +107,8 @@ def test_a_release_that_is_not_described_is_named(name: str, priced: str) -> Non
 
 
 def test_the_rest_of_a_name_is_kept() -> None:
-    normalized = normalized_run({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
-    assert (
-        framework_of(normalized["framework"]).memory.dummy_gradients
-        and framework_of(normalized["framework"]).name == "megatron-core-0.12"
-    )
+    framework = framework_of(released({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", []))
+    assert framework.memory.dummy_gradients and framework.name == "megatron-core-0.12"
 
 
 def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
@@ -130,11 +135,9 @@ def test_an_unknown_word_is_reported() -> None:
 
 def test_zero3_beside_megatron_lm_of_its_time_was_deepspeeds() -> None:
     assumptions: list[str] = []
-    run = normalized_run({"framework": "megatron-lm", "zero": 3}, "a100_sxm_80gb", assumptions)
-    assert framework_of(run["framework"]).name == "megatron-deepspeed-2021" and "ran DeepSpeed's" in assumptions[0]
-    assert framework_of(normalized_run({"framework": "megatron-lm", "zero": 1}, "a100_sxm_80gb", [])["framework"]).name == (
-        "megatron-lm-2023"
-    )
+    with_zero3 = released({"framework": "megatron-lm", "zero": 3}, "a100_sxm_80gb", assumptions)
+    assert framework_of(with_zero3).name == "megatron-deepspeed-2021" and "ran DeepSpeed's" in assumptions[0]
+    assert framework_of(released({"framework": "megatron-lm", "zero": 1}, "a100_sxm_80gb", [])).name == "megatron-lm-2023"
 
 
 @pytest.mark.parametrize(
@@ -204,9 +207,9 @@ def test_one_case_that_cannot_be_estimated_does_not_lose_the_others(monkeypatch:
 def test_dualpipe_is_its_half_with_twice_the_replicas() -> None:
     said: list[str] = []
     given = {"schedule": "DualPipe", "pp": 16, "dp": 128, "ep": 64, "num_micro_batches": 120, "micro_batch_size": 1}
-    halved = normalized_run(given, "h800_sxm", said)
+    halved = normalized_run(given, said)
     assert halved == {"schedule": "dualpipev", "pp": 8, "vpp": 2, "dp": 256, "ep": 64, "num_micro_batches": 60,
-                      "micro_batch_size": 1}  # fmt: skip
+                      "micro_batch_size": 1, "moe_exchange_overlap": True}  # fmt: skip
     assert halved["pp"] * halved["dp"] == 16 * 128 and halved["dp"] * halved["num_micro_batches"] == 128 * 120
     assert any("dualpipev with pp 8 and twice the replicas" in line for line in said)
     with pytest.raises(InputError, match="schedule dualpipe needs an even number of stages, not pp 5"):
