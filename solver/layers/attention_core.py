@@ -262,7 +262,7 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     if shapes.run.attention == "flash":
         saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
     else:
-        scores = shapes.tokens * shapes.heads * shapes.run.seq_len
+        scores = _scores(shapes)
         # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
         per_score = 2 * shapes.element + 1 if shapes.dropout else shapes.element
         per_score += _wide_copy(shapes) + shapes.element * shapes.model.capped_scores  # the tangent's output
@@ -289,8 +289,7 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
         forward = np.where(ring > 1, ring * (kv + heads * shapes.model.value_head_dim), 0)
         return np.maximum(backward, forward)
 
-    scores = shapes.tokens * shapes.heads * shapes.run.seq_len
-    return scores * 2 * (shapes.element + _wide_copy(shapes))
+    return _scores(shapes) * 2 * (shapes.element + _wide_copy(shapes))
 
 
 def _wide_copy(shapes: Shapes) -> int:
@@ -298,7 +297,12 @@ def _wide_copy(shapes: Shapes) -> int:
     return 0 if shapes.fused_softmax or shapes.element == FP32 else FP32
 
 
+def _scores(shapes: Shapes) -> np.ndarray:
+    """Return the scores of one micro batch on one rank, float64, which their number may need."""
+    found: np.ndarray = 1.0 * shapes.tokens * shapes.heads * shapes.run.seq_len
+    return found
+
+
 def scores_buffer(shapes: Shapes) -> np.ndarray:
     """Return the bytes of the buffer in which Megatron's own unfused attention computes its scores."""
-    scores: np.ndarray = shapes.tokens * shapes.heads * shapes.run.seq_len * shapes.element
-    return scores * (shapes.framework.memory.scores_buffer and shapes.run.attention == "unfused")
+    return _scores(shapes) * shapes.element * (shapes.framework.memory.scores_buffer and shapes.run.attention == "unfused")

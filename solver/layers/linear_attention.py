@@ -64,7 +64,7 @@ def _repeated(shapes: Shapes) -> Array:
 def _projections(shapes: Shapes) -> dict[str, Array]:
     """Columns of queries, keys, values and the gate, and of two rates per head; one GEMM, or two."""
     wide, rates = _convolved(shapes) + _values(shapes), 2 * _heads(shapes)
-    return {"wqkv": wide + rates} if shapes.framework.kernels.fused_qkv else {"wqkvz": wide, "wba": rates}
+    return {"wqkvzba": wide + rates} if shapes.framework.kernels.fused_qkv else {"wqkvz": wide, "wba": rates}
 
 
 def _convolution(shapes: Shapes) -> list[Op]:

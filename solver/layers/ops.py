@@ -55,7 +55,7 @@ def linear(
 
 
 #: Linears that read a norm's output.
-_AFTER_NORMS = ("wq", "wk", "wv", "wqkv", "w1", "w3", "w13", VOCABULARY)
+_AFTER_NORMS = ("wq", "wk", "wv", "wqkv", "wqkvzba", "w1", "w3", "w13", VOCABULARY)
 
 
 def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Array, dtype: str) -> list[Op]:

@@ -73,7 +73,7 @@ def discarded(shapes: Shapes, module: str) -> Discarded:
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
 #: The projections of queries, keys and values.
-_QKV = ("wqkv", "wq", "wk", "wv")
+_QKV = ("wqkv", "wqkvzba", "wq", "wk", "wv")
 _PROJECTED = ("layer_input", "qkv", "qkv_exchanged")
 #: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
 _KEPT = ("layer_input", "context", "log_sum_exp")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, is_schedule
+from solver.spec.read_only import read_only
 
 _EPSILON = 1e-9
 
@@ -65,7 +66,7 @@ def _planned(
         for choices in product((True, False), repeat=3)
     ]
     best = min(plans, key=lambda plan: plan.longest)
-    return tuple(best.order(stage) for stage in range(len(seconds[0])))
+    return tuple(read_only(best.order(stage)) for stage in range(len(seconds[0])))
 
 
 class _Plan:

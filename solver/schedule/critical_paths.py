@@ -17,6 +17,7 @@ import numpy as np
 from solver.schedule.event_simulation import Timeline, in_flight, simulate
 from solver.schedule.kinds import STEADY
 from solver.schedule.v_shaped_orders import v_shaped_order
+from solver.spec.read_only import read_only
 
 #: Seconds of B and W of a chunk, in those of F, for short and for long pipelines. B is the input gradient, with what it
 #: recomputes.
@@ -80,8 +81,7 @@ def v_shaped_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray
     last = min(micro_batches, STEADY * pp)
     orders = [v_shaped_order(schedule, stage, pp, last) for stage in range(pp)]
     found = in_flight(schedule, orders, 2)
-    found.flags.writeable = False  # the cache shares it
-    return found
+    return read_only(found)
 
 
 def _longest(schedule: str, pp: int, micro_batches: int, ratios: np.ndarray) -> np.ndarray:

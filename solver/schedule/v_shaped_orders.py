@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
+from solver.spec.read_only import read_only
 
 #: Delay from stage to stage, in passes, of the forwards of chunk 0 and 1 and of the backwards of chunk 1 and 0. Together they
 #: are how long a chunk's activations live: 4 or 6 passes a stage, of 6 that a micro batch takes on every stage.
@@ -30,8 +31,7 @@ def v_shaped_order(schedule: str, stage: int, stages: int, micro_batches: int) -
         passes = _Passes()
         (_zb_v if schedule == "zb-v" else _dualpipev)(passes, stage, stages, micro_batches)
         order = np.array(passes.done, dtype=np.int64)
-    order.flags.writeable = False  # the cache shares it
-    return order
+    return read_only(order)
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.spec.can_run import CanRun
+from solver.spec.read_only import read_only
 
 
 @lru_cache(maxsize=4096)
@@ -16,9 +17,7 @@ def divisors(n: int) -> np.ndarray:
     """Return all positive divisors of n, ascending."""
     candidates = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
     small = candidates[n % candidates == 0]
-    found = np.union1d(small, n // small)
-    found.flags.writeable = False  # the cache shares it with later callers
-    return found
+    return read_only(np.union1d(small, n // small))
 
 
 class Division(NamedTuple):

@@ -159,12 +159,13 @@ def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
 def _search_parts(
     part: Callable[[Splits], Found], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None
 ) -> Found:
-    """Return what ``part`` keeps of all ``splits``, in ``jobs`` processes; each takes every n-th split.
+    """Return what ``part`` keeps of all ``splits``, in at most ``jobs`` processes; each takes every n-th split.
 
     Processes are forked where the system can, so that they share the table of layers instead of getting copies.
     """
     context = get_context("fork" if "fork" in get_all_start_methods() else None)
     receivers = []
+    jobs = min(jobs, len(splits))
     for first in range(jobs):
         receiver, sender = context.Pipe(duplex=False)
         worker = context.Process(target=_send_part, args=(sender, part, splits.take(slice(first, None, jobs))), daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from solver.spec.choices import CHOICES, SCHEDULES, V_SHAPED, TpMode
 
@@ -18,7 +19,7 @@ class CanRun:
     zero_with_pipeline: tuple[int, ...] = (0, 1)  #: of these; DeepSpeed's engine asserts less than 2
     tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
     #: Ranks that ZeRO shards over: "any" of those that hold copies, "all", or whole groups of "context"-parallel ranks.
-    shards: str = "any"
+    shards: Literal["any", "all", "context"] = "any"
     shards_experts_alike: bool = False  #: the experts' states too are cut into as many copies as the others'
     copies_alone: bool = False  #: whole copies (ZeRO-0) only where nothing but data is divided
     casts_by_shards: bool = (
@@ -79,7 +80,7 @@ class CanRun:
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers),
     #: "modules" (of some modules of each layer).
-    offloads: tuple[str, ...] = ()
+    offloads: tuple[Literal["optimizer", "gradients", "activations", "modules"], ...] = ()
     #: Schedules that the framework runs with pipeline_layout.
     layout_schedules: tuple[str, ...] = SCHEDULES
     #: Gradients and parameters may be synchronised beside compute under a schedule that splits the backward pass.

@@ -81,6 +81,6 @@ OPTIONAL_SWITCHES = (
 
 def check_choice(key: str, value: Any) -> None:
     """Raise InputError for a value of a field of CHOICES that it does not have."""
-    if not isinstance(value, str | int) or value not in CHOICES[key]:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value not in CHOICES[key]:
         hint = _OTHER_SCHEDULES.get(value, "") if key == "schedule" and isinstance(value, str) else ""
         raise InputError(f"{key} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[key]))}{hint}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from profiler.profile.profile import GIB
 from solver.spec.can_run import CanRun
@@ -36,7 +36,7 @@ class Kernels:
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
     #: Backward kernel of a fused norm: norm_grad (Apex's FastLayerNorm, Transformer Engine's, Triton's), norm_grad_apex (Apex's
     #: FusedLayerNorm) or norm_grad_torch (torch's own, or compiled).
-    norm_gradient: str = "norm_grad"
+    norm_gradient: Literal["norm_grad", "norm_grad_apex", "norm_grad_torch"] = "norm_grad"
     flash_attention: int = 0  #: generation of FlashAttention; 0: the best one for the device
     flex_sinks: bool = False  #: attention with sinks is torch's FlexAttention
     flash_unstated: int = 0  #: an older generation that runs which state none may have had; 0: none
@@ -114,9 +114,9 @@ class TensorParallel:
 class DataParallel:
     """Synchronisation of gradients and parameters, and the optimizer."""
 
-    grad_collective: str = "reduce_scatter"  #: of ZeRO-1: reduce_scatter or all_reduce
+    grad_collective: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"  #: of ZeRO-1
     reduces_whole_buckets: bool = False  #: ZeRO-2 all-reduces its buckets and keeps its part of each
-    param_collective: str = "all_gather"  #: of ZeRO-1: all_gather or broadcast
+    param_collective: Literal["all_gather", "broadcast"] = "all_gather"  #: of ZeRO-1
     #: Parameters of one bucket (one collective); bucket_elements_per_rank for each rank of the group if that is more. The last
     #: bucket of a backward pass cannot overlap with anything.
     bucket_elements: float = 40e6
@@ -183,7 +183,7 @@ class Pipeline:
     #: How layers are assigned to stages: ``even``; ``last``: the last stages get what is left; ``items``: embedding, final norm
     #: and head count as layers; ``cost``: stages of equal multiplications in linears, of which the head's are as many as some
     #: layers'.
-    assignment: str = "even"
+    assignment: Literal["even", "last", "items", "cost"] = "even"
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
     #: No stage updates its weights before the norm of all gradients is known; otherwise it does, and corrects that afterwards

@@ -17,6 +17,7 @@ from predictor.kernels.gemm_layout import Layout
 from solver.layers.moe import MODULE, ROUTER
 from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, LINEAR, LINEARS, Op
 from solver.layers.recompute import weight_gemms
+from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
 from solver.step.parameter_groups import shard_ranks, stages_of
@@ -77,10 +78,15 @@ def _matrices(problem: Problem, part: Part, key: np.ndarray) -> Iterator[Matrice
         rows, columns = (np.broadcast_to(op.dims[name], len(part.times.waits))[key] for name in ("n", "k"))
         experts = op.dims["groups"] if op.kind == GROUPED_LINEAR else 1.0
         number = np.broadcast_to(np.asarray(op.count * experts, dtype=float), len(part.times.waits))[key]
-        queries = model.num_attention_heads / (model.num_attention_heads + 2 * model.num_key_value_heads)
-        split = (rows * queries, 1), (rows * (1 - queries) / 2, 2)
-        parts = split if op.name == "wqkv" else ((rows, 1),)
+        parts = query_key_value(model, rows) if op.name == "wqkv" else ((rows, 1),)
         yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS, parts)
+
+
+def query_key_value(model: ModelSpec, rows: np.ndarray) -> tuple[tuple[np.ndarray, int], ...]:
+    """Return (rows, number of such matrices) of the queries, with the gate that is as wide as they, and of keys and values."""
+    queries, others = model.num_attention_heads * (1 + model.attention_gate), model.num_key_value_heads
+    head = rows // (queries + 2 * others)
+    return (head * queries, 1), (head * others, 2)
 
 
 def _assigned(whole: Sequence[Matrices], shards: Mapping[str, np.ndarray], cost: Cost) -> list[np.ndarray]:

@@ -39,7 +39,7 @@ def program(model: ModelSpec = LINEAR, mode: str = "msp", kind: LayerKind = KIND
 def test_a_layer_by_hand() -> None:
     layer = program()
     projected = 2 * KEYS + 2 * VALUES + 2 * HEADS  # q, k, v, the gate, and two rates a head
-    assert (dims_of(layer, "wqkv.forward")["n"], dims_of(layer, "wqkv.forward")["k"]) == (projected, HIDDEN)
+    assert (dims_of(layer, "wqkvzba.forward")["n"], dims_of(layer, "wqkvzba.forward")["k"]) == (projected, HIDDEN)
     assert (dims_of(layer, "wo.forward")["n"], dims_of(layer, "wo.forward")["k"]) == (HIDDEN, VALUES)
     scan = dims_of(layer, "delta_rule.forward")
     assert (scan["batch"], scan["seq"], scan["heads"], scan["key_dim"], scan["value_dim"]) == (1, SEQ, HEADS, DIM, DIM)

@@ -109,3 +109,9 @@ def test_uneven_stages_stay_within_the_documented_error() -> None:
             found.min(),
             found.max(),
         )
+
+
+def test_a_plan_that_later_callers_get_cannot_be_changed() -> None:
+    orders = automatic_orders("zb-1p", 4, np.ones((3, 2)), 0.0)
+    with pytest.raises(ValueError, match="read-only"):
+        orders[0][0] = 9

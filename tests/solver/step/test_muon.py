@@ -14,6 +14,7 @@ from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
+from solver.step.muon import query_key_value
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -141,3 +142,12 @@ def test_the_fullest_stage_decides() -> None:
     adam_bytes = adam.problem.framework.data_parallel.optimizer_bytes_per_parameter
     moved = float(part(found, "optimizer")[0] - part(adam, "optimizer")[0])
     assert moved == pytest.approx(ONE_LAYER * FLOP + matrices * (78 - adam_bytes) * 1e-12, rel=1e-9)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_queries_keys_and_values_are_orthogonalised_apart(gate: bool) -> None:
+    """Of Llama-3 70B 64 heads of queries (and as many of their gate), 8 of keys and 8 of values, of 128 rows each, over tp 4."""
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+    rows = np.array([(64 * (1 + gate) + 16) * 128 // 4])
+    (queries, one), (others, two) = query_key_value(TINY.replace(**heads, attention_gate=gate), rows)
+    assert (int(queries[0]), one, int(others[0]), two) == (64 * (1 + gate) * 128 // 4, 1, 8 * 128 // 4, 2)
