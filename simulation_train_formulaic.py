@@ -2,7 +2,7 @@
 
 import sys
 
-from solver.command_line import main
+from solver.commands.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -39,9 +39,9 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import known_profiles
+from solver.commands.validate import CostModels
 from solver.formats.cases import read_cases
 from solver.report.validate import Prediction, predict_cases, timed
-from solver.validating import CostModels
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"

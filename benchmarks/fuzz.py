@@ -34,9 +34,9 @@ from gen_profiler_data import main as measuring
 from profiler.profile.devices import DEVICES
 from profiler.profile.profile import TABLE_COLUMNS, Profile, Table
 from profiler.profile.store import plain_profile, read_profile
-from solver.command_line import main as command
-from solver.console import main as console
-from solver.terminal_run import run as guarded
+from solver.commands.command_line import main as command
+from solver.commands.console import main as console
+from solver.options.terminal_run import run as guarded
 
 SECONDS = 20.0
 SENTENCE = ("error: ", "usage: ", "gen_profiler_data.py: ", "warning: ")  #: how what the commands say begins

@@ -18,13 +18,13 @@ from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
+from solver.commands.validate import CostModels
 from solver.formats.cases import Case, read_cases
 from solver.learning import learn, scaled
+from solver.options.terminal_run import progress_bar
 from solver.report.scores import Score, time_scores
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import Prediction, predict_cases, timed
-from solver.terminal_run import progress_bar
-from solver.validating import CostModels
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "configs/cases/published.jsonl"

@@ -26,10 +26,10 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
+from solver.commands.validate import CostModels
 from solver.formats.cases import read_cases
 from solver.report.validate import Prediction, predict_cases
 from solver.spec.strategy import Strategy
-from solver.validating import CostModels
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = ROOT / "configs" / "validate_here"

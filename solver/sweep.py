@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 from profiler.errors import InputError
 from solver.api import configured_batch
-from solver.arguments import DEFAULT_TOKENS
-from solver.batch import batch_sequences
 from solver.formats.config_file import CONFIG_ENDINGS
-from solver.inputs import Inputs, load_inputs
-from solver.journal import inputs_of, new_inputs, read_journal
-from solver.machines import machine_options
+from solver.options.arguments import DEFAULT_TOKENS
+from solver.options.batch import batch_sequences
+from solver.options.inputs import Inputs, load_inputs
+from solver.options.journal import inputs_of, new_inputs, read_journal
+from solver.options.machines import machine_options
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from profiler.errors import InputError
 from solver.api import configured_strategy, estimate, time_attention
-from solver.arguments import check_machine_arguments
-from solver.batch import stated_batch
-from solver.inputs import load_inputs
+from solver.options.arguments import check_machine_arguments
+from solver.options.batch import stated_batch
+from solver.options.inputs import load_inputs
+from solver.options.terminal_run import run
 from solver.simai.aiob import read_kernel_times, write_kernel_times
 from solver.simai.aiob_fill import fill_csv, fill_csv_as_aicb, fill_text, fill_text_as_aicb
 from solver.simai.analytical import StepTime, analytical_step
@@ -29,7 +30,6 @@ from solver.simai.step_work import StepWork, step_work
 from solver.simai.workload_csv import read_workload_csv, write_workload_csv
 from solver.simai.workload_text import TextWorkload, read_workload_text, write_workload_text
 from solver.spec.strategy import Strategy
-from solver.terminal_run import run
 
 _TEXT, _CSV, _AIOB = ".txt", ".csv", ".aiob"
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from profiler.argument_parser import ArgumentParser
-from solver.arguments import StoreOnce, add_machine_arguments, add_world_size_argument
+from solver.options.arguments import StoreOnce, add_machine_arguments, add_world_size_argument
 from solver.simai.collective_time import NIC_OF, NVLINK_OF
 
 _EXAMPLES = """examples:

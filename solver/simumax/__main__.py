@@ -13,10 +13,10 @@ from rich.console import Console
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable
 from profiler.profile.profile import GIB
+from solver.options.terminal_run import run
 from solver.report.output import write_json
 from solver.simumax.perf import PerfLLM
 from solver.simumax.search import RECOMPUTE_TYPES
-from solver.terminal_run import run
 
 _SHOWN = ("duration_time_per_iter", "throughput_per_accelerator", "mfu_6nd_with_attn", "mfu_6nd", "mfu")
 

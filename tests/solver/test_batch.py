@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler.errors import InputError
-from solver.batch import batch_sequences, odd_factor, uneven_worlds
+from solver.options.batch import batch_sequences, odd_factor, uneven_worlds
 
 BATCH, SEQ = 4_194_304, 4096  # 1,024 sequences
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from predictor.cost_model import CostModel
-from solver.command_line import main
-from solver.console import main as console
+from solver.commands.command_line import main
+from solver.commands.console import main as console
 from solver.step.memory import MEMORY_PARTS
 from solver.step.time import TIME_PARTS
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from solver import command_line, console
+from solver.commands import command_line, console
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def foretrain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "solver.console", *arguments]
+    command = [sys.executable, "-m", "solver.commands.console", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from solver.command_line import _EXAMPLES
-from solver.command_line import main as script
-from solver.console import main, parser
-from solver.examples import EXAMPLES, epilog
+from solver.commands.command_line import _EXAMPLES
+from solver.commands.command_line import main as script
+from solver.commands.console import main, parser
+from solver.options.examples import EXAMPLES, epilog
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "".join(f" iteration {i}/ 50 | elapsed time per iteration (ms): {7400 + i}.5 | loss 2.1\n" for i in range(1, 30))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from solver.api import configured_strategy, estimate, load_problem
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.largest import fewest_gpus, largest_micro_batch, longest_sequence
 

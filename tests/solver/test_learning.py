@@ -15,15 +15,15 @@ from profiler.errors import InputError
 from profiler.profile.profiles import shipped_profiles
 from solver import load_problem
 from solver.api import estimate
-from solver.console import main
+from solver.commands.console import main
+from solver.commands.import_files import case_line
+from solver.commands.validate import CostModels
 from solver.formats.cases import Case, case_of, read_cases
-from solver.importing import case_line
 from solver.learning import Lesson, learn, scaled
 from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
 from solver.spec.strategy import Strategy
-from solver.validating import CostModels
 
 TRUE = {"gemm": 1.06, "network": 1.5, "memory_bound": 1.3}
 MODEL = "configs/models/llama3_8b.json"

@@ -15,9 +15,9 @@ import pytest
 
 from profiler.errors import InputError
 from solver import load_problem, search
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.model_file import CONFIGS
-from solver.journal import inputs_of
+from solver.options.journal import inputs_of
 from solver.report.explain import explain
 from solver.sweep import Options, Point, points, price, sweep
 
@@ -86,8 +86,8 @@ def test_a_dask_cluster_writes_the_same_table(alone: bytes, tmp_path: Path) -> N
 def test_a_killed_sweep_goes_on(alone: bytes, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     journal = tmp_path / "out.csv.partial"
-    command = [sys.executable, "-m", "solver.console", "sweep", str(out), *WORDS, "--jobs", "1"]
-    code = f"import sys; from solver.console import main; sys.exit(main({command[3:]!r}))"
+    command = [sys.executable, "-m", "solver.commands.console", "sweep", str(out), *WORDS, "--jobs", "1"]
+    code = f"import sys; from solver.commands.console import main; sys.exit(main({command[3:]!r}))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, cwd=os.getcwd())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not journal.exists() or journal.read_text().count("\n") < 3):
@@ -153,7 +153,7 @@ def test_rows_of_other_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert sweep([one, another], Options(), journal)[0] == rows[0]  # further models and machines may be added
     assert [sorted(json.loads(line)) for line in journal.read_text().splitlines()][2:] == [["inputs"], ["point", "row"]]
     assert sweep([one], Options(), journal) == rows
-    monkeypatch.setattr("solver.journal.source_digest", lambda _: "another release")
+    monkeypatch.setattr("solver.options.journal.source_digest", lambda _: "another release")
     assert refused().startswith(told.format("program"))
 
 

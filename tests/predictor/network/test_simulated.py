@@ -19,7 +19,7 @@ from predictor.network.topology.types import Topology
 from profiler.errors import InputError
 from solver import load_problem
 from solver.api import estimate
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_cluster
 from solver.report.plan import trainings
 

@@ -272,6 +272,6 @@ def test_the_command_times_once(profile: Profile, tmp_path: Path) -> None:
 
 
 def test_the_help_lists_the_option() -> None:
-    from solver.command_line import parser
+    from solver.commands.command_line import parser
 
     assert "--no-timing" in parser().format_help() and parser().parse_args(["--no-timing"]).no_timing is True

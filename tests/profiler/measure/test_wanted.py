@@ -11,7 +11,7 @@ import pytest
 from profiler.errors import InputError
 from profiler.measure.wanted import read_wanted
 from profiler.profile.plan import Item, Limits
-from solver.console import main
+from solver.commands.console import main
 
 
 def write(path: Path, *rows: tuple[str, str]) -> Path:

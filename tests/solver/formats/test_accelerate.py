@@ -12,7 +12,7 @@ from round_trip import assert_same_estimate, model_of, round_trips, same_model
 from toy import toy_cost
 
 from profiler.errors import InputError
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.hugging_face_export import config_of

@@ -10,8 +10,8 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, same_model
 
 from profiler.errors import InputError
-from solver.command_line import main
-from solver.console import main as foretrain
+from solver.commands.command_line import main
+from solver.commands.console import main as foretrain
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.same_layout import effective, stated_strategy

@@ -12,7 +12,7 @@ from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, 
 
 from profiler.errors import InputError
 from solver import estimate, load_problem
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.spec.frameworks import known_framework

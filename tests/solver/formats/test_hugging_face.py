@@ -393,7 +393,7 @@ def test_the_text_model_of_a_multimodal_config_has_its_class_defaults() -> None:
 
 
 def test_every_way_in_refuses_what_is_not_modelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from solver.command_line import main
+    from solver.commands.command_line import main
 
     config = LLAMA | {"some_lora_rank": 8}
     path = tmp_path / "config.json"
@@ -409,7 +409,7 @@ def test_every_way_in_refuses_what_is_not_modelled(tmp_path: Path, capsys: pytes
 
 
 def test_what_an_approximation_leaves_out_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from solver.command_line import main
+    from solver.commands.command_line import main
 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | {"model_type": "gemma3_text", "final_logit_softcapping": 30.0, "some_new_flag": 3}))

@@ -14,7 +14,7 @@ from toy import make_problem, some_layouts
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.cases import case_of
 from solver.formats.config_file import load_run_config
 from solver.formats.megatron_export import megatron_arguments, megatron_files, shell_command

@@ -9,7 +9,7 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, same_model
 
 from profiler.errors import InputError
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.spec.strategy import Strategy

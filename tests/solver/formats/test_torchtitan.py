@@ -10,7 +10,7 @@ from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
 from solver.api import load_problem
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.same_layout import stated_strategy

@@ -10,7 +10,7 @@ from toy import DEVICE, layer_keys, run_of
 
 from profiler.errors import InputError
 from solver import load_problem, search
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.head import head_program

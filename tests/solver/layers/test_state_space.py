@@ -10,7 +10,7 @@ from toy import DEVICE, TINY, dims_of, layer_keys, make_problem, run_of, saved_b
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.formats.model_file import shipped_model
 from solver.layers.decoder import layer_program

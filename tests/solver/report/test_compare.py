@@ -13,7 +13,7 @@ from toy import make_problem
 
 from predictor.cost_model import CostModel
 from solver.api import estimate
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.compare import Side, probability_faster, verdicts
 from solver.report.uncertainty import LAYOUT_STD

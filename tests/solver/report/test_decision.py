@@ -15,7 +15,7 @@ from toy import make_problem, toy_cost
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from solver.api import estimate, load_problem
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
 from solver.report.explain import Explanation, Line, explain

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.errors import InputError
-from solver.console import main
+from solver.commands.console import main
 from solver.report.goodput import Checkpoints, Failures, checkpoints, goodput
 
 PER_NODE = 8

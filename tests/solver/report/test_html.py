@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from solver.console import main
+from solver.commands.console import main
 
 WORDS = [
     "explain",

@@ -9,7 +9,7 @@ import pytest
 from toy import TINY, make_problem, toy_cost
 
 from predictor.estimate import Basis
-from solver.console import main
+from solver.commands.console import main
 from solver.layers.program import Op
 from solver.report.explain import Explanation, Line
 from solver.report.measuring_plan import measuring_plan

@@ -13,7 +13,7 @@ import pytest
 from toy import estimated, make_problem
 
 from predictor.cost_model import CostModel
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.report.memory_timeline import memory_through_step, snapshot
 from solver.step.per_stage import memory_of_stages

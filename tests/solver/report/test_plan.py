@@ -12,7 +12,7 @@ from toy import make_problem
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.console import main
+from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
 from solver.report.goodput import Goodput

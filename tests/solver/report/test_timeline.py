@@ -12,7 +12,7 @@ from toy import estimated, make_problem
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.report.picture_timeline import timeline_figure
 from solver.report.timeline import StepTimeline, chrome_trace, step_timeline

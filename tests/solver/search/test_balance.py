@@ -14,7 +14,7 @@ from toy import estimated, make_problem
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.report.timeline import step_timeline
 from solver.search.balance import _moved, balanced

@@ -11,8 +11,8 @@ from toy import all_layouts, column, make_problem, toy_cost
 
 from profiler.errors import InputError
 from solver import load_problem
-from solver.batch import batch_sequences
 from solver.formats.config_file import RunConfig
+from solver.options.batch import batch_sequences
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
 from solver.spec.choices import Recompute, TpMode

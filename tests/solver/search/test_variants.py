@@ -13,7 +13,7 @@ from toy import make_problem
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
-from solver.command_line import main
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.search.search import search
 from solver.search.variants import parse_constant_axes, search_variants, variants_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from solver.commands.validate import CostModels
 from solver.formats.cases import Case, case_of
 from solver.report.validate import predict_cases
 from solver.simumax import PerfLLM
 from solver.simumax.__main__ import main
-from solver.validating import CostModels
 
 DATA = Path("tests/data/simumax")
 FILES = ["--model", str(DATA / "llama3_8b.json"), "--strategy", str(DATA / "tp2_pp1_dp4_mbs1.json")]

@@ -146,7 +146,7 @@ def test_the_fullest_stage_decides() -> None:
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_queries_keys_and_values_are_orthogonalised_apart(gate: bool) -> None:
-    """Of Llama-3 70B 64 heads of queries (and as many of their gate), 8 of keys and 8 of values, of 128 rows each, over tp 4."""
+    """Llama-3 70B: 64 heads of queries (and as many of their gate), 8 of keys, 8 of values, of 128 rows each, with tp 4."""
     heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
     rows = np.array([(64 * (1 + gate) + 16) * 128 // 4])
     (queries, one), (others, two) = query_key_value(TINY.replace(**heads, attention_gate=gate), rows)

@@ -12,7 +12,15 @@ from rich.console import Console
 
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, require_torch
-from solver.arguments import (
+from solver.commands.compare import add_compare_arguments, compare
+from solver.commands.explain import add_explain_arguments, explain_layout
+from solver.commands.fit import add_fit_arguments, fit
+from solver.commands.import_files import add_health_arguments, add_import_arguments, add_learn_arguments, import_log, learn_runs
+from solver.commands.plan import add_plan_arguments, plan
+from solver.commands.predict import predict
+from solver.commands.sweep import add_sweep_arguments, sweep_all
+from solver.commands.validate import validate
+from solver.options.arguments import (
     add_approximate_argument,
     add_json_argument,
     add_machine_arguments,
@@ -22,20 +30,12 @@ from solver.arguments import (
     check_arguments,
     check_machine_arguments,
 )
-from solver.comparing import add_compare_arguments, compare
-from solver.examples import epilog, overview
-from solver.explaining import add_explain_arguments, explain_layout
-from solver.fitting import add_fit_arguments, fit
-from solver.importing import add_health_arguments, add_import_arguments, add_learn_arguments, import_log, learn_runs
-from solver.planning import add_plan_arguments, plan
-from solver.predicting import predict
+from solver.options.examples import epilog, overview
+from solver.options.terminal_run import run
 from solver.search.fixed import LIMITED
-from solver.sweeping import add_sweep_arguments, sweep_all
-from solver.terminal_run import run
-from solver.validating import validate
 
 #: The measuring script; it is started in processes of its own, one per rank.
-MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
+MEASURE = Path(__file__).resolve().parents[2] / "gen_profiler_data.py"
 
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 

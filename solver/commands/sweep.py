@@ -14,9 +14,10 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
 from profiler.profile.profiles import DEFAULT_PROFILE
-from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.formats.config_file import CONFIG_ENDINGS, find_model
-from solver.machines import MACHINES, check_machine
+from solver.options.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
+from solver.options.machines import MACHINES, check_machine
+from solver.options.terminal_run import progress_bar
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
@@ -27,7 +28,6 @@ from solver.spec.frameworks import known_framework
 from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy
 from solver.step.memory import FITS
 from solver.sweep import COLUMNS, Options, Point, Row, points, sweep
-from solver.terminal_run import progress_bar
 
 _MOST = 100_000  #: problems
 _SHOWN = 40  #: rows in the terminal

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from profiler.errors import InputError, printable
 from solver.api import configured_strategy, estimate, time_attention, without_filling
-from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.batch import batch_or_default
-from solver.inputs import Inputs, load_inputs, named_config
+from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.options.batch import batch_or_default
+from solver.options.inputs import Inputs, load_inputs, named_config
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
 from solver.report.output import write_json
 from solver.search.fixed import AXES, check_fixed, parse_constants, parse_pairs

@@ -19,8 +19,7 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, known_profiles, shipped_profiles
 from profiler.text_file import read_text
 from solver.api import configured_strategy, estimate
-from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.batch import stated_batch
+from solver.commands.validate import CostModels
 from solver.formats.bridge_complete import printed
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, run_config_of
@@ -30,8 +29,11 @@ from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
 from solver.formats.yaml_files import read_yaml_file
-from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
+from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.options.batch import stated_batch
+from solver.options.inputs import Inputs, load_inputs
+from solver.options.terminal_run import progress_bar
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.gap import gap, gap_lines, named
@@ -44,8 +46,6 @@ from solver.spec.cluster import cluster_keys
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
-from solver.terminal_run import progress_bar
-from solver.validating import CostModels
 
 _MOST_BYTES = 256 << 20
 

@@ -15,9 +15,10 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
-from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
-from solver.batch import batch_or_default, searched_batch
-from solver.inputs import Inputs, load_inputs
+from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
+from solver.options.batch import batch_or_default, searched_batch
+from solver.options.inputs import Inputs, load_inputs
+from solver.options.terminal_run import progress_bar
 from solver.report.decision import MEASUREMENTS, Decision, decision_of, decision_of_search, kept_out, standing
 from solver.report.describe import describe
 from solver.report.explain import Explanation
@@ -30,7 +31,6 @@ from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search
-from solver.terminal_run import progress_bar
 
 _OPS = 15  #: ops that are listed
 

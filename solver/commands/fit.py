@@ -9,10 +9,10 @@ from rich.console import Console
 
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
-from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.batch import batch_or_default
-from solver.inputs import load_inputs
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
+from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.options.batch import batch_or_default
+from solver.options.inputs import load_inputs
 from solver.report.describe import describe, describe_strategy
 from solver.report.output import layout_dict, write_json
 from solver.search.fixed import AXES

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from profiler.argument_parser import ArgumentParser
-from solver.arguments import (
+from solver.commands.predict import predict
+from solver.commands.validate import validate
+from solver.options.arguments import (
     add_prediction_arguments,
     add_search_arguments,
     check_arguments,
 )
-from solver.predicting import predict
-from solver.terminal_run import run
-from solver.validating import validate
+from solver.options.terminal_run import run
 
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128

@@ -7,10 +7,12 @@ import argparse
 from rich.console import Console
 
 from solver.api import configured_strategy, estimate, time_attention
-from solver.batch import batch_or_default
+from solver.commands.search import search_all
 from solver.formats.export import check_export
 from solver.formats.step_log import read_observation
-from solver.inputs import Inputs, load_inputs
+from solver.options.batch import batch_or_default
+from solver.options.inputs import Inputs, load_inputs
+from solver.options.writing import tell_not_expressed, write_layout
 from solver.report.health import health
 from solver.report.output import (
     balanced_dict,
@@ -25,8 +27,6 @@ from solver.report.pictures import save_figure, stages_figure
 from solver.report.terminal import balance_text, show_health, show_single
 from solver.search.balance import balanced
 from solver.search.fixed import AXES
-from solver.searching import search_all
-from solver.writing import tell_not_expressed, write_layout
 
 
 def predict(args: argparse.Namespace, console: Console) -> None:

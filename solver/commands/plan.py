@@ -12,12 +12,13 @@ from rich.console import Console
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Profile
-from solver.arguments import add_json_argument, add_machine_arguments, check_picture
-from solver.batch import searched_batch, uneven_worlds
 from solver.formats.config_file import RunConfig, load_cluster
-from solver.inputs import Inputs, load_inputs, named_config
-from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
-from solver.machines import MACHINES, check_machine, machine_options
+from solver.options.arguments import add_json_argument, add_machine_arguments, check_picture
+from solver.options.batch import searched_batch, uneven_worlds
+from solver.options.inputs import Inputs, load_inputs, named_config
+from solver.options.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
+from solver.options.machines import MACHINES, check_machine, machine_options
+from solver.options.terminal_run import progress_bar
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
 from solver.report.pictures import save_figure
@@ -25,7 +26,6 @@ from solver.report.plan import Machine, Training, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows, plan_table
 from solver.search.fixed import parse_fixed
 from solver.step.memory import FITS
-from solver.terminal_run import progress_bar
 
 _LEAST, _MOST = 8, 16384
 _APART = 1.02  #: a factor beyond which the kernels of a measured machine and of one derived from it are not compared in silence

@@ -18,13 +18,13 @@ from profiler.profile.profiles import (
 )
 from solver.api import CACHE
 from solver.formats.cases import read_cases
+from solver.options.terminal_run import progress_bar
 from solver.report.output import (
     write_json,
 )
 from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
 from solver.report.terminal import show_validation
 from solver.report.validate import as_json, predict_cases
-from solver.terminal_run import progress_bar
 
 
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:

@@ -15,7 +15,7 @@ from profiler.text_file import read_text
 from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster, load_run_config
 from solver.formats.model_file import CONFIGS
 from solver.formats.topology_cluster import TOPOLOGY
-from solver.machines import machine_options
+from solver.options.machines import machine_options
 
 _MOST_BYTES = 1 << 30
 

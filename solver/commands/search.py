@@ -15,9 +15,11 @@ from rich.console import Console
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy, estimate, time_attention
-from solver.batch import searched_batch
 from solver.formats.config_file import RunConfig
-from solver.inputs import Inputs
+from solver.options.batch import searched_batch
+from solver.options.inputs import Inputs
+from solver.options.terminal_run import progress_bar
+from solver.options.writing import tell_not_expressed, write_layout
 from solver.report.decision import decision_of_search
 from solver.report.describe import describe
 from solver.report.html import write_report
@@ -41,8 +43,6 @@ from solver.spec.strategy import Strategy
 from solver.step.memory import AT_RISK, OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
-from solver.terminal_run import progress_bar
-from solver.writing import tell_not_expressed, write_layout
 
 #: How much longer than the fastest layout's a step may be that is sure to fit, to be exported in its stead.
 _AS_FAST = 0.01

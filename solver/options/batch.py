@@ -8,8 +8,8 @@ from copy import copy
 
 from profiler.errors import InputError
 from solver.api import configured_batch, configured_strategy
-from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import RunConfig
+from solver.options.arguments import DEFAULT_TOKENS
 from solver.step.problem import Problem
 
 _UNEVEN = "no data-parallel ranks can then have that factor"

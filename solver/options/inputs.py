@@ -19,10 +19,10 @@ from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA
 from solver.api import chosen_profile, load_problem
-from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
-from solver.notes import config_notes
+from solver.options.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
+from solver.options.notes import config_notes
 from solver.search.fixed import parse_constants
 from solver.search.space import OF_ONE_LAYOUT
 from solver.step.problem import Problem
