@@ -69,7 +69,7 @@ def best_row(title: str, model: str, profile: Profile, sheet: Datasheet, precisi
     return [
         title, origin, precision, f"{best.tgs[0]:,.0f}", f"{tokens / high:,.0f} to {tokens / low:,.0f}",
         f"{best.tgs[0] / sheet.power:.2f}", f"{best.flops_per_second[0] / 1e12:,.0f}",
-        f"{best.memory.device[0] / GIB:.0f}", bound, describe(best, 0).replace("|", "\\|"),
+        f"{best.memory.device[0] / GIB:.0f}", bound, describe(best, 0).replace("|", "\\|").replace("*", "\\*"),
     ]  # fmt: skip
 
 

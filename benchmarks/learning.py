@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -59,9 +60,8 @@ The first half of a collection plays your runs, the rest is predicted (`make lea
 """
 _TAIL = """
 What a file of factors is worth on runs that are left out in turn, by number of GPUs, is printed by `foretrain learn`, which
-also says so where nothing was learned that holds for others. Where the first half scatters more than the rest (AA: its
-attention kernels differ), the interval becomes wider than before: honest of the runs that were seen.
-Where it scatters less, the interval becomes too narrow (LF).
+also says so where nothing was learned that holds for others. If the runs learned from scatter more than the later ones,
+intervals become too wide (AA); if less, too narrow (LF).
 
 The factors that were learned:
 
@@ -96,7 +96,7 @@ def rows(name: str, first: Sequence[Case], rest: Sequence[Case], cost_models: Co
         f"{factor.replace('_', '-')} {math.exp(value):.2f} ± {std:.2f}"
         for factor, value, std in zip(FACTORS, lesson.learned.log_factors, stds, strict=True)
     )
-    return found, f"- {name}: {named}; scatter {lesson.learned.noise:.1%}"
+    return found, textwrap.fill(f"- {name}: {named}; scatter {lesson.learned.noise:.1%}", 150, subsequent_indent="  ")
 
 
 def main() -> None:

@@ -60,8 +60,8 @@ class Run:
 
 
 def _cell(found: Solutions) -> str:
-    """Return the layout for a cell of a table, whose bars part columns."""
-    return describe(found, 0).replace("|", "\\|")
+    """Return the layout for a cell of a table, whose bars part columns, and in which two asterisks mean emphasis."""
+    return describe(found, 0).replace("|", "\\|").replace("*", "\\*")
 
 
 def _figures(found: Solutions, in_flops: bool) -> list[str]:

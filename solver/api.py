@@ -130,7 +130,7 @@ def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:
 
 
 def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple[CostModel, Cluster]:
-    """Return the cost model and the cluster of a profile's devices in a described cluster (keys: docs/formats.md).
+    """Return the cost model and the cluster of a profile's devices in a described cluster (keys: configs/README.md).
 
     Where the description holds a topology, collectives between servers are simulated on it.
     """
