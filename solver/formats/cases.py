@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, require, shown
 from profiler.profile.devices import DATASHEETS, DEVICES, device_named
 from profiler.text_file import distinct_keys, read_text
 from solver.formats.case_layout import count_of, layout_of_case
@@ -20,8 +20,9 @@ from solver.formats.published_recipes import with_facts, with_fine_tuning, with_
 from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import named_as_ours, normalized_run
 from solver.formats.unstated import alternatives
+from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import NUMBERS, number, whole_number
-from solver.spec.cluster import FIGURES, PCIE_4, PCIE_5
+from solver.spec.cluster import FIGURES, HOST_RATE, PCIE_4, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model
@@ -134,6 +135,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         run = with_stages(run, model.num_hidden_layers)
         strategy = layout_of_case(run, model, assumptions)
         check_sizes(model, strategy)
+        _check_adapters(framework_of(strategy.framework), model, strategy, assumptions)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
         sections["cluster"] |= _host_link(strategy, sections["cluster"], hardware, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
@@ -157,13 +159,26 @@ def _long_enough(model: ModelSpec, seq_len: int, assumptions: list[str]) -> Mode
 
 
 def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:
-    """Return the link to the host of a run that kept something there, where neither the case nor the device states it."""
-    key, offloads = "host_link_gb_s", s.offload_layers or s.offload_modules or s.optimizer_offload_fraction
-    if not offloads or key in cluster or hardware not in DEVICES or DEVICES[hardware].host_link:
+    """Return the host of a run that kept something there, as far as neither the case nor the device states it."""
+    if not (s.offload_layers or s.offload_modules or s.optimizer_offload_fraction) or hardware not in DEVICES:
         return {}
     generation, rate = (4, PCIE_4) if DATASHEETS[hardware].architecture == "ampere" else (5, PCIE_5)
-    assumptions.append(f"{key}: {rate / 1e9:g} (assumed: PCIe {generation} x16)")
-    return {key: rate / 1e9}
+    found: dict[str, float] = {}
+    if "host_link_gb_s" not in cluster and not DEVICES[hardware].host_link:
+        found["host_link_gb_s"] = rate / 1e9
+        assumptions.append(f"host_link_gb_s: {rate / 1e9:g} (assumed: PCIe {generation} x16)")
+    if s.optimizer_offload_fraction and "host_memory_gb_s" not in cluster and not DEVICES[hardware].host_memory:
+        found["host_memory_gb_s"] = HOST_RATE / 1e9
+        assumptions.append(f"host_memory_gb_s: {HOST_RATE / 1e9:g} (assumed: a GPU's share of the hosts' memory)")
+    return found
+
+
+def _check_adapters(framework: Framework, model: ModelSpec, s: Strategy, assumptions: list[str]) -> None:
+    """Raise InputError for adapters that are not described; those of another framework are priced as the described ones."""
+    described, *others = adapter_rules(framework, model, s) or ((True, ""),)
+    require(others)
+    if not described[0]:
+        assumptions.append(f"lora_rank {s.lora_rank}: adapters as under NeMo Automodel, which alone are described")
 
 
 def _section(value: Any, case: str, key: str) -> dict[str, Any]:

@@ -22,17 +22,15 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
 
     run: the keys that the run states. layout: with the framework's defaults where it states none.
     """
-    levels = _others(_levels(model, framework, layout), (layout.recompute, -1)) if "recompute" not in run else []
+    levels = _levels(model, framework, layout) if "recompute" not in run else []
     chunks = _others(_chunks(model, framework, layout), layout.vpp) if "vpp" not in run else []
     copies = int(replicas(layout.tp_mode == "isp", layout.tp, layout.cp, layout.dp, layout.wp))
     stages = [1] if "zero" not in run and layout.zero == 0 and copies > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
-        layout.replace(recompute=level, recompute_layers=layers, vpp=vpp,
+        layout.replace(**level, vpp=vpp,
                        schedule="interleaved" if vpp > 1 and layout.schedule not in V_SHAPED else layout.schedule, zero=zero,
                        zero_shard_size=copies if zero != layout.zero else layout.zero_shard_size)
-        for (level, layers), zero, vpp in product(
-            [(layout.recompute, layout.recompute_layers), *levels], [layout.zero, *stages], [layout.vpp, *chunks]
-        )
+        for level, zero, vpp in product([{}, *levels], [layout.zero, *stages], [layout.vpp, *chunks])
     )  # fmt: skip
 
 
@@ -40,17 +38,25 @@ def _others(values: list[Any], assumed: Any) -> list[Any]:
     return [value for value in values if value != assumed]
 
 
-def _levels(model: ModelSpec, framework: Framework, layout: Strategy) -> list[tuple[str, int]]:
-    """Levels of recomputation that differ, with the layers of a stage that are recomputed (-1: all).
+def _levels(model: ModelSpec, framework: Framework, layout: Strategy) -> list[dict[str, Any]]:
+    """Return the fields of recomputation that differ from the layout's.
 
-    The core of fused attention keeps next to nothing that could be dropped. Of whole layers a quarter of a stage's, half,
-    three quarters or all.
+    The core of fused attention keeps next to nothing that could be dropped; of latent attention and experts the modules do
+    that recipes recompute first. Of whole layers a quarter of a stage's, half, three quarters or all.
     """
-    again = framework.recomputation
+    again, can = framework.recomputation, framework.can_run
     differs = layout.attention == "unfused" or again.selective_by_op or again.selective_keeps_qkv
-    levels = [(level, -1) for level in framework.can_run.recompute if level != "selective" or differs]
+    levels: list[dict[str, Any]] = [
+        {"recompute": level, "recompute_layers": -1} for level in can.recompute
+        if level != layout.recompute and (level != "selective" or differs)
+    ]  # fmt: skip
+    cheap = ["mla_up_proj"] * model.has_latent_attention + ["moe_act"] * model.is_mixture_of_experts
+    several = (
+        {"+".join(cheap[:number]) for number in range(1, len(cheap) + 1)} if set(cheap) <= set(can.recompute_modules) else ()
+    )
+    levels += [{"recompute": "selective", "recompute_modules": modules} for modules in sorted(several)]
     quarters = sorted({model.num_hidden_layers * part // (4 * layout.pp) for part in (1, 2, 3)} - {0})
-    return [*levels, *(("full", layers) for layers in quarters if "full" in framework.can_run.recompute)]
+    return [*levels, *({"recompute": "full", "recompute_layers": n} for n in quarters if "full" in can.recompute)]
 
 
 def _chunks(model: ModelSpec, framework: Framework, layout: Strategy) -> list[int]:

@@ -194,7 +194,7 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
 
 
 def _difference(layout: Strategy, other: Strategy) -> str:
-    keys = ("recompute", "recompute_layers", "zero", "vpp")
+    keys = ("recompute", "recompute_modules", "recompute_layers", "zero", "vpp")
     return ", ".join(f"{key} {getattr(layout, key)}" for key in keys if getattr(layout, key) != getattr(other, key))
 
 

@@ -79,6 +79,7 @@ _MAY_BE_ZERO = ("nvlink_domain", "link_peers", "host_link", "host_memory", "usua
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 PCIE_4, PCIE_5 = 25e9, 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes
+HOST_RATE = 40e9  #: bytes/s that a GPU reaches of its share of the hosts' memory, where all of a node do: assumed
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 _LEAF = ("gpus_per_leaf", "oversubscription")
 _COUNTS = ("gpus_per_node", "nvlink_domain", "link_peers", "gpus_per_leaf")

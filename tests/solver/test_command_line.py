@@ -281,7 +281,7 @@ def write_cases(path: Path, *cases: Any) -> Path:
 
 
 def test_validate(tmp_path: Path) -> None:
-    moe = {**CASE, "id": "mine-moe", "model": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2}}
+    moe = {**CASE, "id": "mine-moe", "model": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}}
     elsewhere = {**CASE, "id": "mine-tpu", "hardware": "tpu_v9"}
     slower = {**CASE, "id": "mine-2", "run": {**CASE["run"], "recompute": "full"}}
     split = {**CASE, "id": "mine-3", "run": {**CASE["run"], "tp": 2}}

@@ -118,4 +118,11 @@ def test_dualpipe_hides_the_exchange() -> None:
 
 def test_optimizer_states_on_the_host_need_no_stated_link() -> None:
     found = case(LLAMA, hardware="a100_sxm_80gb", optimizer_offload_fraction=1.0, zero=1)
-    assert found.skipped is None and found.cluster["host_link_gb_s"] == 25
+    assert found.skipped is None
+    assert (found.cluster["host_link_gb_s"], found.cluster["host_memory_gb_s"]) == (25, 40)
+
+
+def test_adapters_of_other_frameworks_are_those_that_are_described() -> None:
+    found = case(LLAMA, "fsdp", lora_rank=16)
+    assert found.skipped is None and "adapters as under NeMo Automodel" in " ".join(found.assumptions)
+    assert "not described with precision fp8" in str(case(LLAMA, "nemo 24.09", lora_rank=16, precision="fp8").skipped)
