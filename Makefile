@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy scaling devices switches learning fits fuzz mutants coverage framework-checks clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy scaling devices switches learning settings fits fuzz mutants coverage framework-checks clean
 
 setup: $(VENV)/.predict
 
@@ -71,6 +71,9 @@ learning: $(VENV)/.predict
 
 validate-here: $(VENV)/.dev
 	$(BIN)/python benchmarks/validate_here.py
+
+settings: $(VENV)/.predict
+	$(BIN)/python benchmarks/settings.py
 
 fits: $(VENV)/.predict
 	$(BIN)/python -m predictor.accuracy --profile all

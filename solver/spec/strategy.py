@@ -37,59 +37,57 @@ class Strategy:
     """One layout: world_size = tp * cp * dp * pp, and ranks are numbered in the order tp, cp, dp, pp.
 
     Experts divide the ranks of a stage anew: tp * cp * dp = etp * ep * edp, numbered in the order etp, ep, edp.
-
-    zero_shard_size: number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
-    recompute_layers: number of layers per stage that are recomputed (-1: all of them).
-    recompute_stage_layers: that number stage by stage, joined by "+" ("": recompute_layers on every stage).
+    docs/settings.md lists the fields as they stand here (benchmarks/settings.py).
     """
 
-    world_size: int
-    seq_len: int
-    tp: int = 1
+    world_size: int  #: accelerators of the job
+    seq_len: int  #: tokens of a sequence
+    tp: int = 1  #: ranks that split each layer (tensor parallelism)
+    #: How: mtp as Megatron does; msp with sequence parallelism; fsp and isp as InternEvo does (solver.spec.choices.TpMode).
     tp_mode: str = "mtp"
-    wp: int = 1
-    cp: int = 1
-    cp_comm: str = "ring"
+    wp: int = 1  #: ISP: ranks that share the weights of the layers
+    cp: int = 1  #: ranks that split each sequence (context parallelism)
+    cp_comm: str = "ring"  #: how they exchange: keys and values in a ring or gathered, or heads (a2a: Ulysses)
     cp_a2a_size: int = 0  #: of a2a+ring: neighbouring ranks that exchange heads; cp over as many of them pass keys in a ring
     ep: int = 1  #: ranks that share the experts of a layer
     etp: int = 1  #: ranks that split each expert
-    pp: int = 1
-    vpp: int = 1
-    schedule: str = "1f1b"
+    pp: int = 1  #: stages of the pipeline
+    vpp: int = 1  #: chunks of a stage (virtual stages)
+    schedule: str = "1f1b"  #: order of the passes of the stages
     micro_batch_group: int = 0  #: micro batches that interleaved stages run of one chunk before the next; 0: pp
-    num_layers_in_first_pipeline_stage: int = 0  #: 0: an even share
-    num_layers_in_last_pipeline_stage: int = 0
+    num_layers_in_first_pipeline_stage: int = 0  #: layers of the first stage; 0: an even share
+    num_layers_in_last_pipeline_stage: int = 0  #: layers of the last stage; 0: an even share
     account_for_embedding_in_pipeline_split: bool = False  #: the embedding takes the place of a layer of the first stage
     account_for_loss_in_pipeline_split: bool = False  #: head and loss take the place of a layer of the last stage
     document_lengths: str = ""  #: packed documents that do not see each other, tokens:share joined by +; "": one a sequence
     pipeline_layout: str = ""  #: layers of every chunk (solver.spec.pipeline_layout); "": divided evenly
-    dp: int = 1
-    zero: int = 1
-    zero_shard_size: int = 1
-    micro_batch_size: int = 1
-    num_micro_batches: int = 1
-    recompute: str = "none"
-    recompute_layers: int = -1
-    recompute_stage_layers: str = ""
+    dp: int = 1  #: replicas (data parallelism)
+    zero: int = 1  #: what replicas share: 1 optimizer states, 2 gradients too, 3 weights too (FSDP)
+    zero_shard_size: int = 1  #: ranks that share one copy of it (InternEvo's zp; fewer than all: hybrid sharding)
+    micro_batch_size: int = 1  #: sequences of a micro batch on one replica
+    num_micro_batches: int = 1  #: micro batches of a step on one replica (gradient accumulation)
+    recompute: str = "none"  #: what the backward pass recomputes: nothing, recompute_modules, or whole layers
+    recompute_layers: int = -1  #: of how many layers of a stage; -1: of all
+    recompute_stage_layers: str = ""  #: that number stage by stage, joined by +; "": recompute_layers on every stage
     recompute_modules: str = "core_attn"  #: what selective recomputation recomputes: RECOMPUTE_MODULES joined by "+"
-    precision: str = "bf16"
+    precision: str = "bf16"  #: number format of the linears' GEMMs
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
     fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored, and gathered by ZeRO-1, quantised
     fp8_attention: bool = False  #: quantised runs: fused attention multiplies in 8 bits (fp8_dot_product_attention)
     num_layers_at_start_in_bf16: int = 0  #: quantised runs: layers whose linears stay 16-bit
-    num_layers_at_end_in_bf16: int = 0
-    grad_dtype: str = "bf16"
-    attention: str = "flash"
+    num_layers_at_end_in_bf16: int = 0  #: the same of the last layers
+    grad_dtype: str = "bf16"  #: number format in which gradients are added up and reduced
+    attention: str = "flash"  #: fused (FlashAttention, cuDNN), or GEMMs and a softmax
     flash_generation: int = 0  #: of the FlashAttention that ran; 0: the framework's, else the best one for the device
     fused_softmax: bool | None = None  #: unfused attention: scale, mask and softmax are one kernel; None: as the framework does
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
+    overlap_grad_reduce: bool = True  #: gradients are reduced beside the backward pass
+    overlap_param_gather: bool = True  #: ZeRO-1: parameters are gathered beside the next forward pass
     #: FSDP adds whole gradients until a step's last micro batch and reduces them once; None: as the framework does by default.
     defer_grad_sync: bool | None = None
     overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this block computes
-    tp_comm_overlap: bool = False
-    p2p_overlap: bool = False
-    cross_entropy_fusion: bool = False
+    tp_comm_overlap: bool = False  #: tensor-parallel communication beside GEMMs (Transformer Engine's user buffers)
+    p2p_overlap: bool = False  #: interleaved stages send beside the compute of other chunks
+    cross_entropy_fusion: bool = False  #: the loss is one kernel
     #: te: Transformer Engine's kernel, in place. native: Megatron's compiled functions, in fp32. linear: with the projection.
     cross_entropy_fusion_impl: str = "te"
     moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
@@ -109,10 +107,10 @@ class Strategy:
     delay_wgrad_compute: bool = False  #: with moe_exchange_overlap: weight gradients run while gradients of inputs are sent
     #: MXFP8 runs: activation, probabilities, biases and the quantisation between the experts' GEMMs are part of their kernels
     moe_fused_experts: bool = False
-    fused_norm: bool = True
+    fused_norm: bool = True  #: norms are one kernel each way
     dropout: bool | None = None  #: after attention's softmax and before residuals; None: solver.spec.dropout
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
-    compile: bool = False
+    compile: bool = False  #: layers are compiled (torch.compile)
     compile_loss: bool | None = None  #: the cross entropy is compiled; None: with the model, where the framework does so
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
     cuda_graph_modules: str = ""  #: the graphs are of these only: CUDA_GRAPH_MODULES joined by "+"; empty: of whole layers
@@ -133,7 +131,7 @@ class Strategy:
     offload_gradients: bool = False  #: that share of a rank's part of the gradients goes to the host in each micro batch
     offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass
     offload_modules: str = ""  #: modules of every layer whose saved activations do: OFFLOAD_MODULES joined by "+"
-    framework: str = "internevo-2024"
+    framework: str = "internevo-2024"  #: the release of docs/frameworks.md whose code runs it
 
     def __post_init__(self) -> None:
         for key in (key for key in WHOLE_NUMBERS if key in vars(self)):
