@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler.errors import InputError, printable
 from profiler.files import write_text
+from profiler.profile.profile import GBIT
 from profiler.text_file import json_object, read_text
 
 #: The factors: on the whole step (laboratory, framework), and on kinds of time beside it.
@@ -119,5 +120,5 @@ def read_learned(path: Path) -> Learned:
 
 def conditions_of(device: str, framework: str, precision: str, network_bandwidth: float) -> dict[str, Any]:
     """Return what runs must have in common with a prediction. network_bandwidth: bytes/s per GPU."""
-    values = (device, framework, precision, round(network_bandwidth * 8 / 1e9, 3))
+    values = (device, framework, precision, round(network_bandwidth / GBIT, 3))
     return dict(zip(_CONDITIONS, values, strict=True))

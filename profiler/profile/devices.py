@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from profiler.errors import InputError, closest, shown
-from profiler.profile.profile import GIB, USUAL_EXPONENTIALS, Device
+from profiler.profile.profile import GBIT, GIB, USUAL_EXPONENTIALS, Device
 from profiler.text_file import json_object, read_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
@@ -112,7 +112,7 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     device = Device(
         words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
         _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
-        figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
+        figures["network_gbit"] * GBIT, str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
         host_link, host_memory,

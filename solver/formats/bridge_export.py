@@ -17,7 +17,7 @@ from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
 from solver.spec.dropout import applies_dropout
 from solver.spec.layer_kinds import has_experts
-from solver.spec.model import ModelSpec
+from solver.spec.model import VOCAB_MULTIPLE, ModelSpec
 from solver.spec.strategy import Strategy
 
 VERSION = "Megatron-Bridge 0.2 and later"
@@ -68,7 +68,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         "vocab_size": model.vocab_size, "should_pad_vocab": True, "num_query_groups": model.num_key_value_heads,
         "activation_func": _target(f"torch.nn.functional.{'silu' if model.gated_mlp else 'gelu'}"),
         "moe_shared_expert_overlap": run.moe_shared_expert_overlap,
-        "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", 128),
+        "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", VOCAB_MULTIPLE),
         "virtual_pipeline_model_parallel_size": flags.get("num-virtual-stages-per-pipeline-rank"),
         "recompute_granularity": flags.get("recompute-granularity"),
         "cpu_offloading": "cpu-offloading-num-layers" in flags, "attention_backend": _backend(flags["attention-backend"]),

@@ -18,6 +18,7 @@ from solver.formats.megatron_precision import gradient_flags
 from solver.formats.megatron_script import HYBRID_PROGRAM, PROGRAM
 from solver.formats.megatron_untimed import untimed_flags
 from solver.formats.torchrun import torchrun
+from solver.spec.choices import ONE_F_ONE_B
 from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import has_experts
@@ -130,7 +131,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (model.qkv_bias or not model.output_bias, "biases of outputs without those of q, k and v"),
         (not run.document_lengths, "packed documents"),
         (run.tp_mode in ("mtp", "msp"), f"tp_mode {run.tp_mode}"),
-        (run.schedule in ("1f1b", "interleaved"), f"schedule {run.schedule}"),
+        (run.schedule in ONE_F_ONE_B, f"schedule {run.schedule}"),
         (run.zero <= 1, f"ZeRO-{run.zero}"),
         (run.precision in ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"), f"precision {run.precision}"),
         (run.grad_dtype in ("fp32", "fp16" if run.precision == "fp16" else "bf16"),

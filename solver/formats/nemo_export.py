@@ -12,7 +12,7 @@ from solver.formats.megatron_export import megatron_arguments
 from solver.formats.nemo_names import GRADIENTS, INVERTED, NORMS, SWITCHES, VALUES
 from solver.formats.torchrun import nodes_of, torchrun
 from solver.formats.yaml_text import write_yaml
-from solver.spec.model import ModelSpec
+from solver.spec.model import VOCAB_MULTIPLE, ModelSpec
 from solver.spec.strategy import Strategy
 
 VERSION = "NeMo 1 (24.01 to 24.07)"
@@ -62,7 +62,7 @@ def _model(model: ModelSpec, run: Strategy, flags: dict[str, Any]) -> dict[str, 
     return found | {
         "mcore_gpt": True, "transformer_engine": True, "megatron_amp_O2": True, "rampup_batch_size": None,
         "num_query_groups": model.num_key_value_heads, "normalization": norm,
-        "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", 128),
+        "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", VOCAB_MULTIPLE),
         "activation": "fast-swiglu" if model.gated_mlp else "gelu", "use_flash_attention": run.attention == "flash",
         "activations_checkpoint_granularity": flags.get("recompute-granularity"),
         "cpu_offloading": "cpu-offloading-num-layers" in flags, "fp8": run.precision == "fp8",

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from profiler.errors import InputError
-from solver.spec.choices import V_SHAPED
+from solver.spec.choices import ONE_F_ONE_B, V_SHAPED
 from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
@@ -63,7 +63,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         changes |= {"zero": 0, "zero_shard_size": 1}
     if run.pipeline_layout and "m" not in run.pipeline_layout:
         changes["pipeline_layout"] = layout_text(chunk_layers(run.pipeline_layout))
-    if run.pp > 1 and run.schedule in ("1f1b", "interleaved"):
+    if run.pp > 1 and run.schedule in ONE_F_ONE_B:
         changes["schedule"] = "interleaved" if run.vpp > 1 else "1f1b"
     stages = run.recomputed_of_stages
     count = stages[0] if len(set(stages)) == 1 else run.recompute_layers

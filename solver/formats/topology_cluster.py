@@ -14,6 +14,7 @@ from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import NAMES, Options, make_options
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable
+from profiler.profile.profile import GBIT
 
 #: Key of a cluster that holds its Topology.
 TOPOLOGY = "topology"
@@ -53,7 +54,7 @@ def topology_cluster(cluster: str) -> dict[str, Any]:
     domain = {"gpus_per_node": per, "nvlink_domain": per} if per <= _MOST_IN_A_HOST else {"nvlink_domain": per}
     hardware = _HARDWARE.get(topology.gpu_type)
     return {
-        "name": topology.name, TOPOLOGY: topology, **domain, **({"inter_node_gbit_per_gpu": rate * 8 / 1e9} if rate else {}),
+        "name": topology.name, TOPOLOGY: topology, **domain, **({"inter_node_gbit_per_gpu": rate / GBIT} if rate else {}),
         **({"hardware": hardware} if hardware else {}),
     }  # fmt: skip
 

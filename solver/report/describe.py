@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from solver.spec.choices import ONE_F_ONE_B
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
@@ -18,7 +19,7 @@ def describe_strategy(s: Strategy) -> str:
     recompute = f"{s.recompute} of {layers} layers per stage" if layers else s.recompute
     recompute += f" ({s.recompute_modules})" * (s.recompute_modules != "core_attn")
     zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
-    sizes += [s.schedule] if s.pp > 1 and s.schedule not in ("1f1b", "interleaved") else []
+    sizes += [s.schedule] if s.pp > 1 and s.schedule not in ONE_F_ONE_B else []
     counted = [end for end in ("embedding", "loss") if getattr(s, f"account_for_{end}_in_pipeline_split") and s.pp > 1]
     sizes += [f"{end} {n} layers" for end in ("first", "last") if (n := getattr(s, f"num_layers_in_{end}_pipeline_stage"))]
     sizes += [f"groups of {s.micro_batch_group}"] if s.micro_batch_group and s.vpp > 1 else []

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from predictor.cost_model import CostModel
-from profiler.profile.profile import GIB
+from profiler.profile.profile import GBIT, GIB
 from solver.report.decision import kept_out, standing
 from solver.report.describe import describe, describe_strategy
 from solver.report.explain import TIE_THRESHOLD, Explanation, explain, tied
@@ -163,7 +163,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p)}"
-        f"{rounded(p.cluster.network_bandwidth * 8 / 1e9)} Gbit/s per GPU between nodes, "
+        f"{rounded(p.cluster.network_bandwidth / GBIT)} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; {_derated(p.cost)}",
         *([notes] if notes else []),

@@ -14,6 +14,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
+from profiler.profile.profile import GBIT
 from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std
@@ -112,7 +113,7 @@ def predict_cases(
         if progress:
             progress(len(out), len(cases))
         gbit = dict(cluster).get("inter_node_gbit_per_gpu")
-        cost = cost_models(hardware, gbit * 1e9 / 8 if gbit else None)
+        cost = cost_models(hardware, gbit * GBIT if gbit else None)
         if cost is None:
             reason = f"no profile of {hardware}{closest(hardware, list(DATASHEETS))}"
             out.update({place: Prediction(case, reason) for place, case in members})

@@ -57,7 +57,7 @@ def balanced(solutions: Solutions, index: int) -> Balanced:
         raise InputError("there is one pipeline stage, so there is nothing to balance; leave --balance out")
     run = one.strategy(0, problem.run)
     can = problem.framework.can_run
-    if not can.pipeline_layout or run.schedule not in (*can.layout_schedules, "interleaved"):
+    if not can.pipeline_layout or run.schedule not in can.laid_out:
         raise InputError(
             f"{problem.framework.name} assigns layers to stages itself under schedule {run.schedule}; leave --balance out"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from solver.search.divisions import Division, divisions, divisors
-from solver.spec.choices import SCHEDULES, V_SHAPED
+from solver.spec.choices import ONE_F_ONE_B, SCHEDULES, V_SHAPED
 from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
 from solver.spec.expert_rules import overlap_runs, predicted_beside
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
@@ -40,9 +40,7 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
     if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
         rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
     if problem.chunks:
-        schedules = tuple(
-            name for name in schedules if name in (*can_run.layout_schedules, "interleaved") and name not in V_SHAPED
-        )
+        schedules = tuple(name for name in schedules if name in can_run.laid_out and name not in V_SHAPED)
     schedules = tuple(name for name in schedules if deferral_runs(run.defer_embedding_wgrad_compute, pp, name))
     if not schedules:
         rejected[NO_DRAIN] += 1
@@ -53,7 +51,7 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
         if overlap_runs(overlaps, pp, vpp, "none", further) and (not group or vpp > 1)
         and (vpp == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
     ]  # fmt: skip
-    schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
+    schedules = tuple(name for name in schedules if not group or name in ONE_F_ONE_B)
     found = _runs(divided, schedules, sequences, rejected, pp=pp, group=group, tries_others=can_run.micro_batch_groups)
     if not found:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1

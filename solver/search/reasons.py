@@ -13,6 +13,7 @@ from solver.search.fixed import agreeing
 from solver.spec.can_run import CanRun
 from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.feasibility import check_rules
+from solver.spec.strategy import replicas
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
 
@@ -147,9 +148,9 @@ def _filled(fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     if "zero" in fixed and dp * cp == 1:
         dp = 2  # of one rank all stages are alike
     dp = int(fixed.get("dp", dp))
-    whole = tp * cp * dp // (wp if found["tp_mode"] == "isp" else tp)
+    whole = int(replicas(found["tp_mode"] == "isp", tp, cp, dp, wp))
     plain = {
-        "dp": dp, "world_size": tp * cp * pp * dp, "zero_shard_size": max(whole, 1) if found["zero"] else 1,
+        "dp": dp, "world_size": tp * cp * pp * dp, "zero_shard_size": whole if found["zero"] else 1,
         "num_micro_batches": 2 * pp, "micro_batch_size": 1, "schedule": "1f1b" if vpp == 1 else "interleaved",
         "recompute": "full" if fixed.get("recompute_layers", -1) >= 0 else "none",
     }  # fmt: skip

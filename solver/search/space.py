@@ -35,7 +35,7 @@ from solver.spec.optimizer_rules import zero_stages
 from solver.spec.run_rules import check_run
 from solver.spec.schedule_rules import split_backward_broken
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
-from solver.spec.strategy import replicas
+from solver.spec.strategy import expert_replicas, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -248,7 +248,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
     if problem.model.is_mixture_of_experts:
-        copies = splits.tp * splits.cp * splits.dp // (splits.ep * splits.etp)
+        copies = expert_replicas(splits.tp, splits.cp, splits.dp, splits.ep, splits.etp)
         alike = expert_shards_run(can_run, splits.zero_shard_size, splits.cp * splits.dp, copies)
         sharded &= alike | (splits.ep * splits.etp == 1)
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))

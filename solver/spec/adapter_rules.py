@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
@@ -21,8 +20,3 @@ def adapter_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (not model.num_nextn_predict_layers, f"{what} multi-token prediction, which {model.name} has"),
         (s.precision not in QUANTISED, f"{what} precision {s.precision}"),
     )
-
-
-def check_adapters(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where what all layouts of a search share breaks a rule."""
-    require(adapter_rules(framework, model, run))

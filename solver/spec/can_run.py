@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from solver.spec.choices import CHOICES, SCHEDULES, V_SHAPED, TpMode
+from solver.spec.choices import CHOICES, ONE_F_ONE_B, SCHEDULES, V_SHAPED, TpMode
 
 #: Soft caps with unfused attention only, or also inside FlashAttention's kernels (solver.spec.soft_caps).
 UNFUSED_CAPS, FUSED_CAPS = "unfused", "flash"
@@ -36,7 +36,7 @@ class CanRun:
     divides_sinks: bool = True  #: pipelines and context parallelism, also of models with attention sinks
     unfilled_stages: int | None = None  #: 1F1B has at least as many micro batches as stages, but for so many; None: any number
     overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
-    schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
+    schedules: tuple[str, ...] = ONE_F_ONE_B  #: orders of the passes of a pipeline
     micro_batch_groups: bool = False  #: interleaving with other groups of micro batches than pp
     uneven_stages: bool = True  #: layers need not divide by pp
     stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
@@ -86,6 +86,11 @@ class CanRun:
     #: Gradients and parameters may be synchronised beside compute under a schedule that splits the backward pass.
     overlaps_split_backward: bool = True
     compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass
+
+    @property
+    def laid_out(self) -> tuple[str, ...]:
+        """Schedules of layouts with pipeline_layout: also the chunks of one of layout_schedules."""
+        return (*self.layout_schedules, "interleaved")
 
     @property
     def chunks_stages(self) -> bool:

@@ -41,6 +41,8 @@ CUDA_GRAPH_MODULES = ("attn", "mlp", "moe_router", "moe_preprocess")
 OFFLOAD_LEAST_ELEMENTS = 1 << 20
 #: Modules of a layer whose saved activations may wait on the host, in Megatron-Core's names.
 OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
+#: One forward pass, one backward pass, of whole stages or of their chunks.
+ONE_F_ONE_B = ("1f1b", "interleaved")
 #: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that run the weight gradient as a pass of its own.

@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError, printable
-from profiler.profile.profile import GIB, Device
+from profiler.profile.profile import GBIT, GIB, Device
 from solver.spec.bounds import number, whole_number
 
 
@@ -116,7 +116,7 @@ def cluster_of(
         gpus_per_node=per_node,
         nvlink_domain=domain,
         link_peers=peers,
-        network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
+        network_bandwidth=stated["inter_node_gbit_per_gpu"] * GBIT
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
         usual_network=usual_network and not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
@@ -133,7 +133,7 @@ def cluster_keys(cluster: Cluster) -> dict[str, float]:
     figures: dict[str, float | None] = {
         "gpus_per_node": cluster.gpus_per_node, "nvlink_domain": cluster.nvlink_domain or None,
         "link_peers": cluster.link_peers,
-        "inter_node_gbit_per_gpu": cluster.network_bandwidth * 8 / 1e9, "memory_gib": cluster.memory_bytes / GIB,
+        "inter_node_gbit_per_gpu": cluster.network_bandwidth / GBIT, "memory_gib": cluster.memory_bytes / GIB,
     }  # fmt: skip
     for key in (*_BUS_BANDWIDTHS, *_HOST):
         rate = getattr(cluster, key.removesuffix("_gb_s"))

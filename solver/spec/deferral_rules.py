@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import require
+from solver.spec.choices import ONE_F_ONE_B
 from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 
@@ -25,9 +25,4 @@ def deferral_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def deferral_runs(deferred: bool, pp: int, schedule: str) -> bool:
     """Whether the head's weight gradients may wait until the pipeline drains: one that drains, and no split backward passes."""
-    return not deferred or (pp > 1 and schedule in ("1f1b", "interleaved"))
-
-
-def check_deferral(framework: Framework, run: Strategy) -> None:
-    """Raise InputError where weight gradients of a search wait that the framework lets wait in no pipeline."""
-    require(deferral_rules(framework, run))
+    return not deferred or (pp > 1 and schedule in ONE_F_ONE_B)

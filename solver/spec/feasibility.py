@@ -9,7 +9,7 @@ from profiler.errors import InputError, require
 from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.can_run import CanRun
-from solver.spec.choices import V_SHAPED, TpMode
+from solver.spec.choices import ONE_F_ONE_B, V_SHAPED, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.division import (
@@ -119,7 +119,7 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     """Return what is wrong with a stated layout of the pipeline, or ""."""
     if not can_run.pipeline_layout:
         return "does not offer pipeline_layout"
-    if s.pp > 1 and s.schedule not in (*can_run.layout_schedules, "interleaved"):
+    if s.pp > 1 and s.schedule not in can_run.laid_out:
         return f"does not offer pipeline_layout under schedule {s.schedule}"
     if wrong := assignment_broken(layers, s):
         return wrong
@@ -190,7 +190,7 @@ def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
         (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
         *overlap_rules(framework, s, s.tp > 1, s.zero > 0),
         (
-            not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
+            not s.micro_batch_group or (s.vpp > 1 and s.schedule in ONE_F_ONE_B),
             f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
         ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -19,11 +18,6 @@ def linear_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[t
         (not s.deterministic, f"{what} is not described with deterministic kernels"),
         (not s.lora_rank, f"{what} is not described with adapters (lora_rank)"),
     )
-
-
-def check_linear(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where what all layouts of a search share breaks a rule."""
-    require(linear_rules(framework, model, run))
 
 
 def linear_divides(model: ModelSpec, tp: int) -> bool:

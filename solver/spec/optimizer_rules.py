@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.strategy import Strategy
@@ -67,8 +66,3 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),
     )
-
-
-def check_optimizer(framework: Framework, run: Strategy) -> None:
-    """Raise InputError where a search's framework does not run its optimizer."""
-    require(optimizer_rules(framework, run))

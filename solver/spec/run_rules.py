@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from profiler.errors import InputError, first_broken, require
-from solver.spec.adapter_rules import check_adapters
+from solver.spec.adapter_rules import adapter_rules
 from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import PCIE_4, PCIE_5, Cluster
-from solver.spec.deferral_rules import check_deferral
+from solver.spec.deferral_rules import deferral_rules
 from solver.spec.expert_rules import dispatch_broken, dispatchers_of, fused_experts_broken
 from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
-from solver.spec.linear_rules import check_linear
+from solver.spec.linear_rules import linear_rules
 from solver.spec.model import ModelSpec
 from solver.spec.norms import norms_apart
-from solver.spec.optimizer_rules import check_optimizer
+from solver.spec.optimizer_rules import optimizer_rules
 from solver.spec.precision import QUANTISED
 from solver.spec.recipes import delays_scales
-from solver.spec.state_space_rules import check_state_space
+from solver.spec.state_space_rules import state_space_rules
 from solver.spec.strategy import Strategy
 
 LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"
@@ -209,10 +209,14 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
         )
     )
     _check_modules(framework, model, run)
-    check_adapters(framework, model, run)
-    check_deferral(framework, run)
-    check_linear(framework, model, run)
-    check_state_space(framework, model, run)
+    require(
+        (
+            *adapter_rules(framework, model, run),
+            *deferral_rules(framework, run),
+            *linear_rules(framework, model, run),
+            *state_space_rules(framework, model, run),
+        )
+    )
     if what := graphs_left_out(model, run):
         instead = "cuda_graph_modules attn+moe_router, a moe_capacity_factor or moe_dispatcher hybridep"
         raise InputError(f"cuda_graphs of whole layers leaves out {what[0]}; state {instead}")
@@ -220,7 +224,9 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)
     _check_overlaps(framework, model, run)
-    _check_offload(framework, model, run)
+    require((*optimizer_rules(framework, run), projection_rule(framework, run), *offload_rules(model, run)))
+    if run.offload_layers >= model.num_hidden_layers:
+        raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 
 
 def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
@@ -245,15 +251,6 @@ def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> No
     if model.is_mixture_of_experts:
         rules += (*dispatch_rules(framework, model, run), (not (broken := dispatch_broken(run)), broken))
     require(rules)
-
-
-def _check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
-    check_optimizer(framework, run)
-    require([projection_rule(framework, run)])
-    require(offload_rules(model, run))
-    if run.offload_layers >= model.num_hidden_layers:
-        raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 
 
 def check_host(cluster: Cluster, run: Strategy) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -47,11 +46,6 @@ def state_space_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tu
         (not s.deterministic, f"{what} are not described with deterministic kernels"),
         (not s.lora_rank, f"{what} are not described with adapters (lora_rank)"),
     )
-
-
-def check_state_space(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where what all layouts of a search share breaks a rule."""
-    require(state_space_rules(framework, model, run))
 
 
 def state_space_divides(model: ModelSpec, tp: int) -> bool:

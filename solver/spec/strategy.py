@@ -15,6 +15,7 @@ from solver.spec.choices import (
     CHOICES,
     CUDA_GRAPH_MODULES,
     OFFLOAD_MODULES,
+    ONE_F_ONE_B,
     OPTIONAL_SWITCHES,
     RECOMPUTE_MODULES,
     SWITCHES,
@@ -30,6 +31,11 @@ DEFAULT_SEQ_LEN = 4096
 def replicas(is_isp: Any, tp: Any, cp: Any, dp: Any, wp: Any) -> Any:
     """Return the ranks of a stage that hold copies of one shard of its linears, int64: there are tp shards, under ISP wp."""
     return np.maximum(tp * cp * dp // np.where(is_isp, wp, tp), 1)
+
+
+def expert_replicas(tp: Any, cp: Any, dp: Any, ep: Any, etp: Any) -> Any:
+    """Return the ranks of a stage that hold copies of the same experts (edp)."""
+    return tp * cp * dp // (ep * etp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +238,7 @@ class Strategy:
     @property
     def edp(self) -> int:
         """Ranks that hold copies of the same experts."""
-        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+        return int(expert_replicas(self.tp, self.cp, self.dp, self.ep, self.etp))
 
     @property
     def global_batch_sequences(self) -> int:
@@ -289,7 +295,7 @@ def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: i
         return f"schedule {schedule} needs {fewest} micro batches or more with pp {pp}, not {micro_batches}"
     if vpp == 1 or schedule in V_SHAPED:
         return ""
-    if schedule not in ("1f1b", "interleaved"):
+    if schedule not in ONE_F_ONE_B:
         return f"vpp {vpp} interleaves 1F1B, and schedule {schedule} has one chunk a stage: leave one out"
     if group and group < pp:
         return f"micro_batch_group {group} is less than pp {pp}, so that stages would wait for each other's chunks"

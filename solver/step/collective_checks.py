@@ -13,6 +13,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.network.as_found import PROBE_BYTES, bus_bandwidth
+from profiler.profile.profile import COLLECTIVES
 from solver.layers.program import Op
 from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
@@ -29,12 +30,11 @@ CHECKS_INFERRED = (
     "the stated all-reduces are as late as where torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL), which launch "
     "scripts of this framework turn on; it is taken to be on (else state collective_checks: false)"
 )
-_CHECKED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all2all")
 
 
 def check_seconds(op: Op) -> np.ndarray | float:
     """Return the seconds of the host for one run of an op; 0 for what is no collective of several ranks."""
-    if op.kind not in _CHECKED:
+    if op.kind not in COLLECTIVES:
         return 0.0
     return group_seconds(np.asarray(op.dims["intra"]), np.asarray(op.dims["inter"]))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
+from predictor.kernels.measured_attention import SHAPE
 from solver.layers.program import (
     BEFORE_ANOTHER,
     CHUNK_SCAN,
@@ -35,7 +36,7 @@ from solver.step.launching import added, pass_seconds
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
-    FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
+    FLASH_ATTN: SHAPE,
     CHUNK_SCAN: ("batch", "seq", "heads", "key_dim", "value_dim", "backward"),
     STATE_SPACE: ("batch", "seq", "heads", "head_dim", "state_dim", "groups", "chunk", "backward"),
     **dict.fromkeys((MEMORY_BOUND, HOST_LINK, HOST_MEMORY), ("bytes",)),

@@ -23,7 +23,7 @@ from solver.schedule.stages import (
 )
 from solver.spec.choices import TpMode
 from solver.spec.model_size import mlp_matrices
-from solver.spec.strategy import replicas
+from solver.spec.strategy import expert_replicas, replicas
 from solver.step.layouts import Splits
 from solver.step.problem import LayerTable, Part, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
@@ -95,8 +95,8 @@ def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray,
     of_linears = replicas(isp, splits.tp, splits.cp, splits.dp, splits.wp)
     groups = {LINEARS: (of_linears, np.where(isp, splits.wp, splits.tp)), OTHERS: (copies, splits.tp)}
     if problem.model.is_mixture_of_experts:
-        per_copy = splits.ep * splits.etp
-        groups[EXPERTS] = (copies * splits.tp // per_copy, per_copy)
+        of_experts = expert_replicas(splits.tp, splits.cp, splits.dp, splits.ep, splits.etp)
+        groups[EXPERTS] = (of_experts, splits.ep * splits.etp)
     if problem.run.lora_rank:
         groups[ADAPTERS] = groups[OTHERS]
     return groups

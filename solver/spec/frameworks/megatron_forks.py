@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from solver.spec.choices import ONE_F_ONE_B
 from solver.spec.frameworks.megatron import MEGATRON_CORE_0_12, MEGATRON_LM_2023
 
 #: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
@@ -38,7 +39,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
     aliases=("primus", "primus-lm"),
     can_run={
         "schedules": ("1f1b", "interleaved", "zb-1p", "zb-v", "v-half", "v-min"),  # README.md there; ZB-2p is to come
-        "layout_schedules": ("1f1b", "interleaved"),  # utils.py: V-shaped ones divide the layers evenly
+        "layout_schedules": ONE_F_ONE_B,  # utils.py: V-shaped ones divide the layers evenly
         "overlaps_split_backward": False,  # utils.py: validate_arguments
         "splits_backward_tied": False,
         "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
