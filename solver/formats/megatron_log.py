@@ -17,24 +17,13 @@ from profiler.errors import InputError
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_flags import FREQUENCIES, KNOWN, UNMODELLED
 from solver.formats.megatron_given import with_what_they_need
+from solver.formats.megatron_python_names import FLAGS, INVERTED
 from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
 _START = re.compile(r"^.*-{3,} arguments -{3,}$", re.MULTILINE)
 _LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
-_GROUP = "microbatch-group-size-per-virtual-pipeline-stage"
-_NAMES = {  # Python name -> flag, where they differ
-    "fp8": "fp8-format", "fp4": "fp4-format", "microbatch_group_size_per_vp_stage": _GROUP,
-    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
-}  # fmt: skip
-_INVERTED = {
-    "add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
-    "overlap_p2p_comm": "no-overlap-p2p-communication", "masked_softmax_fusion": "no-masked-softmax-fusion",
-    "bias_gelu_fusion": "no-bias-gelu-fusion", "bias_swiglu_fusion": "no-bias-swiglu-fusion",
-    "bias_dropout_fusion": "no-bias-dropout-fusion", "apply_rope_fusion": "no-rope-fusion",
-    "async_tensor_model_parallel_allreduce": "no-async-tensor-model-parallel-allreduce",
-    "fp8_wgrad": "no-fp8-wgrad", "tp_comm_split_ag": "disable-tp-comm-split-ag", "tp_comm_split_rs": "disable-tp-comm-split-rs",
-}  # fmt: skip
+_NAMES = {**FLAGS, "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 
 
@@ -66,8 +55,8 @@ def config_in_log(text: str, path: Path) -> RunConfig:
 
 def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
     """Return flag -> value of what is given and known, in the words that the reader of arguments takes."""
-    given = {_NAMES.get(name, name.replace("_", "-")): value for name, value in printed.items() if name not in _INVERTED}
-    given |= {flag: True for name, flag in _INVERTED.items() if printed.get(name) is False}
+    given = {_NAMES.get(name, name.replace("_", "-")): value for name, value in printed.items() if name not in INVERTED}
+    given |= {flag: True for name, flag in INVERTED.items() if printed.get(name) is False}
     set_ = {flag: value for flag, value in given.items() if not (value is None or value is False or value in ("none", []))}
     if "num-virtual-stages-per-pipeline-rank" in set_:  # the same, computed from it
         set_.pop("num-layers-per-virtual-pipeline-stage", None)

@@ -14,6 +14,7 @@ from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.literal_python import Section
 from solver.formats.megatron_export import model_arguments
 from solver.formats.megatron_flags import KNOWN, UNMODELLED
+from solver.formats.megatron_python_names import FLAGS, INVERTED
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.megatron_values import whole
 from solver.formats.model_file import shipped_model
@@ -107,7 +108,7 @@ def _filled(value: Any, source: Source, notes: list[str]) -> Any:
 
 
 def _refuse(given: Mapping[str, Any], source: Source, lines: Mapping[str, int]) -> None:
-    own = {*names.READ, *names.IDLE, *names.LEFT_OUT, *names.INVERTED}
+    own = {*names.READ, *names.IDLE, *names.LEFT_OUT, *INVERTED}
     for key, value in given.items():
         line = f", line {lines[key]}" if key in lines else ""
         if key in names.UNMODELLED:
@@ -118,7 +119,7 @@ def _refuse(given: Mapping[str, Any], source: Source, lines: Mapping[str, int]) 
 
 
 def _flag(key: str) -> str:
-    return names.FLAGS.get(key, key.replace("_", "-"))
+    return FLAGS.get(key, key.replace("_", "-"))
 
 
 def _base(stem: str, given: Mapping[str, Any], source: Source) -> tuple[Values, ModelSpec | None]:
@@ -139,8 +140,8 @@ def _with(flags: Mapping[str, Any], values: Mapping[str, Any]) -> Values:
     """Return Megatron's flags with those that values state by their Python names; false and null take a flag away."""
     found = dict(flags)
     for key, value in values.items():
-        if key in names.INVERTED:
-            flag, there = names.INVERTED[key], value is False
+        if key in INVERTED:
+            flag, there = INVERTED[key], value is False
             value = True
         else:
             flag, there = _flag(key), value is not None and value is not False

@@ -8,6 +8,7 @@ from typing import Any
 from solver.formats import primus_names as names
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
+from solver.formats.megatron_python_names import FLAGS, INVERTED
 from solver.formats.torchrun import nodes_of
 from solver.formats.yaml_text import write_yaml
 from solver.spec.choices import V_SHAPED
@@ -16,7 +17,7 @@ from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
 from solver.spec.strategy import Strategy
 
 VERSION = "Primus of 2026 over Megatron-LM"
-_PYTHON = {flag: key for key, flag in names.FLAGS.items()}
+_PYTHON = {flag: key for key, flag in FLAGS.items()}
 Values = dict[str, Any]
 
 
@@ -33,9 +34,9 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
     overrides: Values = {_PYTHON.get(flag, flag.replace("-", "_")): value for flag, value in flags.items()
-                         if flag not in names.INVERTED.values()}  # fmt: skip
+                         if flag not in INVERTED.values()}  # fmt: skip
     overrides |= {key: False for key in names.BASE if key not in overrides and isinstance(names.BASE[key], bool)}
-    overrides |= {key: flag not in flags for key, flag in names.INVERTED.items() if flag in flags or key in names.BASE}
+    overrides |= {key: flag not in flags for key, flag in INVERTED.items() if flag in flags or key in names.BASE}
     del overrides["lr"]  # as its pre_trainer.yaml has it
     if zero_bubble:
         _, v_shaped, memory = names.ZERO_BUBBLE[run.schedule]

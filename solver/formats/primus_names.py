@@ -37,20 +37,6 @@ MODELS: Mapping[str, str] = {
     "qwen34b": "qwen3_4b", "qwen38b": "qwen3_8b", "qwen314b": "qwen3_14b", "qwen332b": "qwen3_32b",
 }  # fmt: skip
 WITHOUT_MODEL = "language_model"  #: the base file of models, whose sizes the overrides then state
-#: Arguments by their Python names -> the flag of Megatron-LM, where they differ by more than dashes.
-FLAGS: Mapping[str, str] = {
-    "fp8": "fp8-format", "fp4": "fp4-format",
-    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
-}  # fmt: skip
-#: The same for switches that are true unless the flag stands.
-INVERTED: Mapping[str, str] = {
-    "add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
-    "overlap_p2p_comm": "no-overlap-p2p-communication", "bias_swiglu_fusion": "no-bias-swiglu-fusion",
-    "bias_gelu_fusion": "no-bias-gelu-fusion", "bias_dropout_fusion": "no-bias-dropout-fusion",
-    "masked_softmax_fusion": "no-masked-softmax-fusion", "apply_rope_fusion": "no-rope-fusion",
-    "async_tensor_model_parallel_allreduce": "no-async-tensor-model-parallel-allreduce",
-    "check_for_nan_in_loss_and_grad": "no-check-for-nan-in-loss-and-grad", "perform_initialization": "no-initialization",
-}  # fmt: skip
 #: Schedule -> (patch_zero_bubble, zero_bubble_v_schedule, zero_bubble_v_schedule_mem_setup).
 ZERO_BUBBLE: Mapping[str, tuple[bool, bool, str]] = {
     "zb-1p": (True, False, "half"), "zb-v": (True, True, "zb"), "v-half": (True, True, "half"), "v-min": (True, True, "min"),
