@@ -1,4 +1,4 @@
-"""Python names of Megatron-LM's arguments, as logs print them and Primus's files state them, where they are not their flags'."""
+"""Python names of Megatron-LM's arguments where they are not their flags', as its logs and Primus's files have them."""
 
 from __future__ import annotations
 
