@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ from profiler.errors import InputError, require, shown
 from profiler.profile.devices import DATASHEETS, DEVICES, device_named
 from profiler.text_file import distinct_keys, read_text
 from solver.formats.case_layout import count_of, layout_of_case
+from solver.formats.case_model import long_enough, model_of_case
 from solver.formats.case_release import with_release
-from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
-from solver.formats.published_recipes import with_facts, with_fine_tuning, with_recipe
+from solver.formats.published_recipes import with_fine_tuning, with_recipe
 from solver.formats.stated_stages import with_stages
-from solver.formats.synonyms import named_as_ours, normalized_run
+from solver.formats.synonyms import normalized_run
 from solver.formats.unstated import alternatives
 from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import NUMBERS, number, whole_number
@@ -26,24 +25,14 @@ from solver.spec.cluster import FIGURES, HOST_RATE, PCIE_4, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model
-from solver.spec.model_from_keys import model_from_keys, unknown_keys
 from solver.spec.size_rules import check_sizes
 from solver.spec.strategy import Strategy
 
-#: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
-ASSUMED_VOCAB = 51200
 #: Kinds of measured peak memory: the framework's counter, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
 #: Value of ``memory_of``: the peak of the job's last rank instead of the fullest one's.
 LAST_RANK = "last rank"
 MAX_BYTES = 1 << 28  #: limit of a file of cases
-_OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
-#: Names of models of which most layers are no attention.
-_HYBRIDS = (
-    r"nemotron[-_ ]?h(?![a-z])|nemotron[-_ ]?3(?!\d)|qwen3[-_ ]?next|mamba|jamba|zamba"
-    r"|kimi[-_ ]?linear|minimax[-_ ]?(01|m1|text)"
-)
-_UNGATED = ("gelu", "gelu_new", "relu", "relu2", "squared_relu")  #: activations of MLPs without a gate
 _LINE = "line"  #: begins the id of what is no case
 #: What was measured, and what profiler.train writes beside it.
 _MEASURED = (
@@ -115,47 +104,47 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     hardware = device_named(str(plain["hardware"]))
     if hardware != plain["hardware"]:
         assumptions.append(f"hardware: {hardware}")
-    model, strategy, skipped = None, None, None
-    others: tuple[Strategy, ...] = ()
+    model, skipped = None, ""
+    layouts: tuple[Strategy, ...] = ()
     try:
         if "megatron_args" in plain:
             given = _section(plain["megatron_args"], name, "megatron_args")
             sections["model"], sections["run"] = sections_of_megatron(
                 given, count_of(sections["run"], "world_size"), assumptions
             )
-        named = framework_of(str(sections["run"].get("framework", "")))
-        model = _model(sections["model"], named, assumptions)
-        if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
-            raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
-        run = normalized_run(sections["run"], assumptions)
-        model = _long_enough(model, count_of(run, "seq_len"), assumptions)
-        check_model(model, count_of(run, "seq_len"))
-        run = with_release(run, model, hardware, assumptions)
-        run = with_fine_tuning(with_recipe(run, model, hardware, assumptions), model, assumptions)
-        run = with_stages(run, model.num_hidden_layers)
-        strategy = layout_of_case(run, model, assumptions)
-        check_sizes(model, strategy)
-        _check_adapters(framework_of(strategy.framework), model, strategy, assumptions)
-        others = alternatives(run, model, framework_of(strategy.framework), strategy)
-        sections["cluster"] |= _host_link(strategy, sections["cluster"], hardware, assumptions)
+        model, layouts = _run(sections["model"], sections["run"], hardware, assumptions)
+        sections["cluster"] |= _host_link(layouts[0], sections["cluster"], hardware, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
-        skipped = str(error)
+        model, layouts, skipped = None, (), str(error)
     for section, known in (("cluster", FIGURES), ("measured", _MEASURED)):
         unread = sorted(sections[section].keys() - set(known))
         assumptions += [f"not read: {section}.{key}={sections[section][key]}" for key in unread]
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     notes, cluster, measured = tuple(assumptions), sections["cluster"], sections["measured"]
-    return Case(name, hardware, cluster, model, strategy, measured, notes, skipped, others)
+    strategy = layouts[0] if layouts else None
+    return Case(name, hardware, cluster, model, strategy, measured, notes, skipped or None, layouts)
 
 
-def _long_enough(model: ModelSpec, seq_len: int, assumptions: list[str]) -> ModelSpec:
-    """Return a model that was trained on longer sequences than its file states: rotary positions have no end."""
-    if model.position != "rope" or not 0 < model.max_position_embeddings < seq_len:
-        return model
-    assumptions.append(f"max_position_embeddings: {seq_len}, as long as the sequences (the model states fewer)")
-    return model.replace(max_position_embeddings=seq_len)
+def _run(
+    config: dict[str, Any], run: dict[str, Any], hardware: str, assumptions: list[str]
+) -> tuple[ModelSpec, tuple[Strategy, ...]]:
+    """Return the model of a run, and the layouts that the run may have had, the assumed one first."""
+    model = model_of_case(config, framework_of(str(run.get("framework", ""))), assumptions)
+    run = normalized_run(run, assumptions)
+    if run.get("ep", 1) != 1 and not model.is_mixture_of_experts:
+        raise InputError(f"run key ep is {run['ep']!r}, but the model has no experts")
+    model = long_enough(model, count_of(run, "seq_len"), assumptions)
+    check_model(model, count_of(run, "seq_len"))
+    run = with_release(run, model, hardware, assumptions)
+    run = with_fine_tuning(with_recipe(run, model, hardware, assumptions), model, assumptions)
+    run = with_stages(run, model.num_hidden_layers)
+    strategy = layout_of_case(run, model, assumptions)
+    check_sizes(model, strategy)
+    framework = framework_of(strategy.framework)
+    _check_adapters(framework, model, strategy, assumptions)
+    return model, alternatives(run, model, framework, strategy)
 
 
 def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:
@@ -207,42 +196,3 @@ def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> N
         raise InputError(f"memory_kind is {shown(measured['memory_kind'])}; it must be one of {', '.join(MEMORY_KINDS)}")
     if measured.get("memory_of", LAST_RANK) != LAST_RANK:
         raise InputError(f"memory_of is {shown(measured['memory_of'])}; it must be {LAST_RANK!r} or absent")
-
-
-def _model(config: dict[str, Any], framework: Framework, assumptions: list[str]) -> ModelSpec:
-    if not config.get("vocab_size"):
-        config = {**config, "vocab_size": framework.example_vocab or ASSUMED_VOCAB}
-        assumptions.append(f"vocab_size: {config['vocab_size']}")
-    if "hybrid_override_pattern" in config:
-        config = {"model_type": "nemotron_h", **config}
-    foreign = bool(MARKS & set(config))
-    config = config if foreign else named_as_ours(config)
-    unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
-    other = [key for key in unread if re.search(_OTHER_LAYERS, key)]
-    if other:
-        raise InputError(f"model key {other[0]}: its layers are no transformer decoder's, which alone are described")
-    assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
-    if not foreign and "gated_mlp" not in config and config.get("hidden_act") in _UNGATED:
-        config = {**config, "gated_mlp": False}
-    if _all_experts_stated(config):
-        config = {**config, "moe_intermediate_size": config["intermediate_size"]}
-        assumptions.append("moe_intermediate_size: intermediate_size (no layer is dense)")
-    read = model_of_config if foreign else model_from_keys
-    found = read({key: value for key, value in config.items() if key not in unread}, "model")
-    stated = foreign or any("bias" in key for key in config)
-    if framework.linear_bias and not (stated or found.gated_mlp or found.is_mixture_of_experts):
-        found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
-        assumptions.append("bias: of all linears")
-    found = with_facts(found, config, framework.family, assumptions)
-    if re.search(_HYBRIDS, found.name.lower()) and not (found.linear_num_value_heads or found.mamba_num_heads):
-        raise InputError(
-            f"model {found.name}: its keys do not say which layers are no attention (layer_types, linear_*, mamba_*)"
-        )
-    return found
-
-
-def _all_experts_stated(config: Mapping[str, Any]) -> bool:
-    """Whether the one size of an MLP that a mixture of experts states is that of its experts, as in Mixtral's config.json."""
-    experts = config.get("num_experts") or config.get("num_local_experts") or 0
-    dense = {"first_k_dense_replace", "moe_layer_freq", "moe_intermediate_size"} & config.keys()
-    return isinstance(experts, int) and experts > 1 and not dense and "intermediate_size" in config and not MARKS & set(config)

@@ -186,7 +186,7 @@ def exposed_by_sharding(
             gather, scatter = weights.gather[before].take(row), weights.scatter[after].take(row)
             once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
             following = weights.gather[after].take(row)
-            first = following.overlapped_with(forward[kind, chosen]) if run.overlap_param_gather else following.exposed
+            first = following.beside(forward[kind, chosen], run.overlap_param_gather)
             layer[kind, chosen] += share * (first + once)
             recomputing[kind, chosen] += share * (again - once)  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
@@ -194,11 +194,8 @@ def exposed_by_sharding(
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
-        root[chosen] += (
-            gather.overlapped_with(forward[weights.last_kind, chosen]) if run.overlap_param_gather else gather.exposed
-        )
-        last = scatter.overlapped_with(backward[weights.last_kind, chosen]) if run.overlap_grad_reduce else scatter.exposed
-        root[chosen] += last * reducing
+        root[chosen] += gather.beside(forward[weights.last_kind, chosen], run.overlap_param_gather)
+        root[chosen] += scatter.beside(backward[weights.last_kind, chosen], run.overlap_grad_reduce) * reducing
     return layer, recomputing, root
 
 
@@ -207,9 +204,9 @@ def _in_backward(
 ) -> np.ndarray:
     """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``, on average over micro batches
     of which a share is ``reducing``."""
-    alone = gather.overlapped_with(compute) if run.overlap_param_gather else gather.exposed
+    alone = gather.beside(compute, run.overlap_param_gather)
     if run.overlap_param_gather and run.overlap_grad_reduce:
         both = (gather + scatter).overlapped_with(compute)
     else:
-        both = alone + (scatter.overlapped_with(compute) if run.overlap_grad_reduce else scatter.exposed)
+        both = alone + scatter.beside(compute, run.overlap_grad_reduce)
     return alone + reducing * (both - alone)
