@@ -27,7 +27,9 @@ _OPTIONAL = (
     "nvlink_domain", "link_peers", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale",
     "kernel_scale_of", "aliases", *_HOST,
 )  # fmt: skip
-_MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
+_MAKERS = re.compile(
+    r"nvidia|amd|instinct|tensor core|gpus?\b|\b(?:hgx|dgx|oam|sxm[56])\b"
+)  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp16": "tf32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room: ten
@@ -248,7 +250,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def _spelling(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", _MAKERS.sub(" ", name.lower()))
+    return re.sub(r"(\d)g$", r"\1gb", re.sub("[^a-z0-9]", "", _MAKERS.sub(" ", name.lower())))
 
 
 #: Datasheets by profile name.

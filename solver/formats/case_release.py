@@ -17,6 +17,7 @@ from solver.spec.model import ModelSpec
 _BEFORE_HOPPER = ("volta", "ampere")
 #: Architectures whose first GPUs came later than what the bare name of some frameworks means: since then they trained.
 _FIRST_USED = {"blackwell": "2025-01", "cdna4": "2025-06"}
+_FOLDS_SINCE = 9  #: Megatron-Core 0.9: experts are folded anew, end stages of their own (solver.spec.frameworks.megatron)
 _OWN_LAYERS = "megatron|neox"  #: names of DeepSpeed's users that have Megatron's layers
 
 
@@ -57,6 +58,9 @@ def _release(
     modern, words = _is_modern(hardware), name.lower()
     if framework.name == "fsdp" and "megatron" in words:  # as ms-swift's other engine
         return ("megatron-core" if modern else "megatron-lm-2023"), "the engine that the name states"
+    core = re.search(r"core\W*[vr]?\W*0\.(\d+)", words)
+    if framework.name == "megatron-core-0.12" and core and int(core[1]) < _FOLDS_SINCE:
+        return "megatron-core-0.8", "the nearest release that is described"
     if framework.name == "megatron-lm-2023" and modern:
         return "megatron-core", "which Megatron-LM stands on since Hopper"
     if framework.name == "megatron-lm-2023" and run.get("zero") == 3:

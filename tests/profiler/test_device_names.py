@@ -13,7 +13,9 @@ from profiler.profile.profiles import find_profile
     ("written", "meant"),
     [("H100 PCIe", "h100_pcie"), ("NVIDIA H100 80GB HBM3", "h100_sxm"), ("A100-SXM4-40GB", "a100_sxm_40gb"),
      ("AMD Instinct MI300X", "mi300x"), ("GB300 NVL72", "gb300"), ("b300_sxm", "b300"), ("h20_96gb", "h20"),
-     ("NVIDIA GB200 (NVL72)", "gb200"), ("gh200", "gh200_96gb"), ("h100_sxm", "h100_sxm"), ("rtx4090", "rtx4090")],
+     ("NVIDIA GB200 (NVL72)", "gb200"), ("gh200", "gh200_96gb"), ("h100_sxm", "h100_sxm"), ("rtx4090", "rtx4090"),
+     ("HGX B200", "b200_sxm"), ("DGX H100", "h100_sxm"), ("H100 SXM5", "h100_sxm"), ("A100-80G", "a100_sxm_80gb"),
+     ("MI300X OAM", "mi300x")],
 )  # fmt: skip
 def test_spellings(written: str, meant: str) -> None:
     assert device_named(written) == meant

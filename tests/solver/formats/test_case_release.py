@@ -40,6 +40,8 @@ def case(model: dict[str, Any], framework: str = "megatron-core", hardware: str 
         ("ms-swift megatron", "h100_sxm", {"tp": 2}, "megatron-core-0.12"),
         ("ms-swift", "h100_sxm", {}, "fsdp"),
         ("ROCm Megatron-LM v25.6", "mi300x", {}, "megatron-core-0.12"),
+        ("Megatron-Core 0.7", "h100_sxm", {}, "megatron-core-0.8"),
+        ("Megatron-Core v0.10", "h100_sxm", {}, "megatron-core-0.12"),
         ("Megatron-LM v2.5", "a100_sxm_80gb", {}, "megatron-lm-2021"),
     ],
 )
