@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from predictor.cost_model import FLASH_SPEEDUP
-from solver.spec.frameworks import unknown_release
+from solver.spec.frameworks import names_another
 from solver.spec.frameworks.megatron import GENERIC
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
@@ -72,7 +72,7 @@ def own_stds(errors: Sequence[Mapping[str, float]]) -> np.ndarray:
 
 def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
     """Return the standard deviations by what they are of; independent of each other."""
-    alike = GENERIC.uncertainty if unknown_release(layout.framework) else 0.0  # priced as a release that it is not
+    alike = GENERIC.uncertainty if names_another(layout.framework) else 0.0
     found = {
         f"what {problem.framework.name} does": max(problem.framework.uncertainty, alike),
         "experts": EXPERTS * problem.model.is_mixture_of_experts,

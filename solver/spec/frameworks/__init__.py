@@ -5,6 +5,7 @@ from solver.spec.frameworks.lookup import (
     first_with_experts,
     framework_of,
     known_framework,
+    names_another,
     release_for_search,
     unknown_release,
 )
@@ -17,5 +18,6 @@ __all__ = [
     "framework_of",
     "known_framework",
     "release_for_search",
+    "names_another",
     "unknown_release",
 ]

@@ -89,6 +89,13 @@ def unknown_release(name: str) -> str:
     return "" if states_release or any(alias in rest for alias in names) else rest.strip()
 
 
+@cache
+def names_another(name: str) -> bool:
+    """Whether ``name`` begins with that of another trainer, of which its framework is only a part ("metaseq (FSDP)")."""
+    aliases = (alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
+    return not any(re.match(re.escape(_words(alias)) + _NOT_LONGER, _words(name)) for alias in aliases)
+
+
 def release_for_search(name: str) -> str:
     """Return the release that a search means by ``name``: of the bare name of a family its newest release, of an alias its
     release; a name that states a release of Transformer Engine too, or none that is described, comes back as it is."""

@@ -16,7 +16,14 @@ from solver.report.explain import explain
 from solver.schedule.stages import stage_layers_counting_ends
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.framework import Framework
-from solver.spec.frameworks import FRAMEWORKS, first_with_experts, framework_of, known_framework, release_for_search
+from solver.spec.frameworks import (
+    FRAMEWORKS,
+    first_with_experts,
+    framework_of,
+    known_framework,
+    names_another,
+    release_for_search,
+)
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.op_estimates import STREAMS
@@ -279,3 +286,17 @@ def test_releases_that_a_user_may_name(name: str, release: str) -> None:
 def test_a_release_that_is_not_described_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="is no release that is described.*; described are"):
         known_framework(release_for_search(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("megatron-lm@285068c8", False), ("megatron-lm (zero-bubble fork)", False), ("nemo 24.09/24.11", False),
+     ("olmo-core", False), ("metaseq (FSDP + Megatron TP)", True), ("internal (FSDP, xformers)", True), ("generic", False)],
+)  # fmt: skip
+def test_names_of_trainers_that_are_made_of_a_framework(name: str, other: bool) -> None:
+    assert names_another(name) is other
+
+
+def test_what_only_stands_for_a_trainer_is_less_certain() -> None:
+    known, other = (tiny(name) for name in ("fsdp", "our trainer (FSDP)"))
+    assert explain(other, 0).relative_std > explain(known, 0).relative_std
