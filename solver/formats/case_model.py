@@ -8,14 +8,13 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
+from solver.formats.model_file import ASSUMED_VOCAB
 from solver.formats.published_recipes import with_facts
 from solver.formats.synonyms import named_as_ours
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.model_from_keys import model_from_keys, unknown_keys
 
-#: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
-ASSUMED_VOCAB = 51200
 _OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
 #: Names of models of which most layers are no attention.
 _HYBRIDS = (

@@ -15,7 +15,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.megatron_flags import OF_THE_RUN, OPTIMIZERS, RENAMED, SHARDING
 from solver.formats.megatron_given import left_open, left_out, refuse, without_ignored
-from solver.formats.megatron_model import model_of
+from solver.formats.megatron_model import model_of, vocabulary_left_open
 from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of, remains_only
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.choices import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
@@ -42,7 +42,7 @@ def sections_of_megatron(
     refuse(flags)
     assumptions += left_out(flags)
     if not arguments.get("complete"):
-        flags |= left_open(flags, assumptions)
+        flags |= left_open(flags, assumptions) | vocabulary_left_open(flags, assumptions)
     if "use-megatron-fsdp" in flags:
         assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated")
     model = model_of(flags)

@@ -13,7 +13,9 @@ def _flags(names: str) -> frozenset[str]:
 #: Flags that only arrange data, logs, checkpoints, evaluation, initial values and the schedule of the learning rate.
 ARRANGEMENTS = _flags(
     # data and tokenizer
-    "allow-ambiguous-pad-tokens blend-example-in-order data-args-path data-cache-path data-path data-sharding "
+    "allow-ambiguous-pad-tokens blend-example-in-order decrease-batch-size-if-needed inference-max-requests "
+    "inference-max-seq-length inference-rng-tracker max-tokens-to-oom no-weight-decay-cond-type s3-cache-path "
+    "data-args-path data-cache-path data-path data-sharding "
     "dataloader-type eod-mask-loss full-validation "
     "legacy-tokenizer mask-prob merge-file mid-level-dataset-surplus no-create-attention-mask-in-dataloader no-mmap-bin-files "
     "num-dataset-builder-threads num-workers object-storage-cache-path "

@@ -14,7 +14,9 @@ from profiler.errors import InputError, shown
 from solver.formats.literal_python import read_assignments
 from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR, MAMBA_ARGUMENTS, MAMBA_FIXED
 from solver.formats.megatron_values import choice, whole
+from solver.formats.model_file import ASSUMED_VOCAB, shipped_model, shipped_models
 from solver.formats.model_readers_hybrid import layers_of_pattern
+from solver.formats.synonyms import spelling
 from solver.spec.layer_types import LINEAR_ATTENTION, MAMBA, SLIDING_ATTENTION, marked_layers
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
@@ -84,6 +86,21 @@ def _vocabulary(flags: Mapping[str, Any]) -> dict[str, int]:
     return {"vocab_size": min(tokens, rows or tokens), "padded_vocab_size": rows or -(-tokens // multiple) * multiple}
 
 
+def vocabulary_left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, int]:
+    """Return the tokens of a tokenizer that published arguments name without its size: of the shipped model that the name of
+    --tokenizer-model begins with, else ASSUMED_VOCAB."""
+    tokenizer = str(flags.get("tokenizer-type", "GPT2BPETokenizer"))
+    if {"vocab-size", "padded-vocab-size"} & flags.keys() or tokenizer in TOKENIZERS:
+        return {}
+    called = spelling(str(flags.get("tokenizer-model", "")).rstrip("/").rpartition("/")[2])
+    alike = [name for name in shipped_models() if called.startswith(spelling(name))]
+    found = shipped_model(max(alike, key=len)).vocab_size if alike else ASSUMED_VOCAB
+    assumptions.append(
+        f"vocab_size: {found}{f', as {max(alike, key=len)} has it' if alike else ''} ({tokenizer} is not stated)"
+    )
+    return {"vocab-size": found}
+
+
 def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the window of attention, which the token itself is beside (transformer/utils.py), and the layers that have it;
     whether heads have a sink; and the layers with rotary embedding."""
@@ -140,7 +157,7 @@ def _experts(flags: Mapping[str, Any], ffn: int, layers: int) -> dict[str, Any]:
     }
     if "moe-layer-freq" in flags:
         given = flags["moe-layer-freq"]
-        found["moe_layer_freq"] = given if isinstance(given, int) else _layers_of(flags, "moe-layer-freq", layers)
+        found["moe_layer_freq"] = int(given) if str(given).isdecimal() else _layers_of(flags, "moe-layer-freq", layers)
     return found
 
 

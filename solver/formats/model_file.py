@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from solver.spec.model_from_keys import KNOWN_KEYS, model_from_keys
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
 WHAT = "a configuration file"
+#: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
+ASSUMED_VOCAB = 51200
 
 
 def json_name(plain: Mapping[str, Any], path: Path) -> str:
@@ -45,3 +48,9 @@ def shipped_model(name: str) -> ModelSpec:
     """Return the model of ``configs/models``."""
     path = CONFIGS / "models" / f"{name}.json"
     return json_model(json_object(read_text(path, WHAT, MAX_BYTES), path), path)
+
+
+@cache
+def shipped_models() -> tuple[str, ...]:
+    """Return the names of the models of ``configs/models``, in order."""
+    return tuple(sorted(path.stem for path in (CONFIGS / "models").glob("*.json")))

@@ -15,7 +15,7 @@ from typing import Any
 
 from profiler.profile.devices import FOLDER as DEVICES
 from profiler.profile.devices import read_datasheet
-from solver.formats.model_file import CONFIGS, shipped_model
+from solver.formats.model_file import CONFIGS, shipped_model, shipped_models
 from solver.formats.synonyms import spelling
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -126,7 +126,7 @@ def is_preset(model: ModelSpec, preset: str, layers: int = 0) -> bool:
 
 def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumptions: list[str]) -> ModelSpec:
     """Return ``model`` with what the shipped model of its name and shape knows beyond the keys that were ``stated``."""
-    name = next((name for name in _names() if spelling(name) == spelling(model.name)), None)
+    name = next((name for name in shipped_models() if spelling(name) == spelling(model.name)), None)
     if name is None or not is_preset(model, name):
         return model
     known = _preset(name)
@@ -146,11 +146,6 @@ def _states(run: Mapping[str, Any], key: str) -> bool:
     if key == "ep" and run.get("ep", 1) == 1 and run.get("moe_dispatcher") in _BETWEEN_RANKS:
         return False
     return key not in ("vpp", "ep") or key in run
-
-
-@cache
-def _names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (CONFIGS / "models").glob("*.json")))
 
 
 @cache

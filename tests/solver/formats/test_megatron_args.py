@@ -520,7 +520,6 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ),
         ({"fp4_format": "e2m1", "fp4_recipe": "custom"}, "--fp4-recipe 'custom': another recipe of fp4 than nvfp4"),
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
-        ({"tokenizer_type": "Tiktoken"}, "state its tokens, --vocab-size there or --vocab_size here"),
         ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, "it must be a number or like"),
         ({"pipeline_model_parallel_layout": "Et*6|t*6", "pipeline_model_parallel_size": 2}, "end with L in another"),
         ({"pipeline_model_parallel_layout": "Et|tm|t|tL", "pipeline_model_parallel_size": 2}, "'tm' is not described"),
@@ -606,3 +605,30 @@ def test_a_flag_that_needs_another_is_named_as_ignored(flag: str, value: object,
     said: list[str] = []
     assert sections_of_megatron({**SMALL, f"--{flag}": value}, 8, said) == sections_of_megatron(SMALL, 8, [])
     assert said == [f"ignored, as Megatron does without --{needed}: --{flag}"]
+
+
+#: As files and collectors state values: texts, lists of one, names of an enumeration.
+SPELLED = {
+    "--num-layers": 32, "--hidden-size": 4096, "--ffn-hidden-size": 11008, "--num-attention-heads": 32, "--seq-length": "4096",
+    "--max-position-embeddings": 4096, "--micro-batch-size": 1, "--global-batch-size": "512", "--swiglu": True, "--bf16": True,
+    "--tensor-model-parallel-size": 2, "--attention-backend": "AttnBackend.flash", "--cp-comm-type": ["p2p"],
+    "--decrease-batch-size-if-needed": True, "--tokenizer-type": "HuggingFaceTokenizer",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 32000),
+        ("somebody/else", 51200),
+        ("deepseek-ai/DeepSeek-V3", 129280),
+        ("mistralai/Mixtral-8x7B-v0.1", 32000),
+    ],
+)
+def test_published_arguments_in_other_spellings(tokenizer: str, tokens: int) -> None:
+    arguments = {**SPELLED, "--tokenizer-model": tokenizer}
+    found = case_of({"id": "X-1", "hardware": "h100_sxm", "megatron_args": arguments, "model": {}, "run": {"world_size": 64},
+                     "measured": {}})  # fmt: skip
+    assert found.skipped is None and found.model is not None and found.strategy is not None
+    assert found.model.vocab_size == tokens and found.strategy.num_micro_batches == 16
+    assert f"vocab_size: {tokens}" in " ".join(found.assumptions)
