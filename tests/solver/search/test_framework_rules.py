@@ -126,17 +126,18 @@ def test_every_release_has_its_rules() -> None:
     assert set(RULES) == {framework.name for framework in FRAMEWORKS}
 
 
-@pytest.mark.parametrize("framework", RULES)
-def test_the_best_hundred_layouts_of_four_problems_can_run(framework: str) -> None:
+@pytest.mark.parametrize(("number", "framework"), list(enumerate(RULES)), ids=list(RULES))
+def test_the_best_hundred_layouts_of_two_problems_can_run(number: int, framework: str) -> None:
+    """Of four problems every other framework has the first and third, the others the second and fourth."""
     seen = 0
-    for model, world in zip(MODELS, (16, 24, 24, 24), strict=True):
+    for model, world in list(zip(MODELS, (16, 24, 24, 24), strict=True))[number % 2 :: 2]:
         found = search(make_problem(model, world, toy_cost(), 512, framework=framework), 48, top=100).best
         for index in range(0, len(found), 4):  # neighbours in rank differ little
             layout = found.layouts.strategy(index, found.problem.run)
             broken = [i for i, rule in enumerate((*ALL_FRAMEWORKS, *RULES[framework])) if not rule(model, layout)]
             assert not broken, f"{layout} breaks rules {broken}"
         seen += len(found)
-    assert seen >= 50
+    assert seen >= 25
 
 
 @pytest.mark.parametrize(
