@@ -93,11 +93,10 @@ def vocabulary_left_open(flags: Mapping[str, Any], assumptions: list[str]) -> di
     if {"vocab-size", "padded-vocab-size"} & flags.keys() or tokenizer in TOKENIZERS:
         return {}
     called = spelling(str(flags.get("tokenizer-model", "")).rstrip("/").rpartition("/")[2])
-    alike = [name for name in shipped_models() if called.startswith(spelling(name))]
-    found = shipped_model(max(alike, key=len)).vocab_size if alike else ASSUMED_VOCAB
-    assumptions.append(
-        f"vocab_size: {found}{f', as {max(alike, key=len)} has it' if alike else ''} ({tokenizer} is not stated)"
-    )
+    alike = max((name for name in shipped_models() if called.startswith(spelling(name))), key=len, default="")
+    found = shipped_model(alike).vocab_size if alike else ASSUMED_VOCAB
+    source = f"as {alike} has it" if alike else "assumed"
+    assumptions.append(f"vocab_size: {found} ({source}; the arguments name {tokenizer} and no size)")
     return {"vocab-size": found}
 
 

@@ -34,7 +34,8 @@ def share(flags: Mapping[str, Any], flag: str, default: float) -> float:
 
 
 def choice(flags: Mapping[str, Any], flag: str, default: str, meaning: Mapping[str, str]) -> str:
-    value = str(_plain(flags.get(flag, default))).rpartition(".")[2]  # as in AttnBackend.flash
-    if value not in meaning:
+    value = str(_plain(flags.get(flag, default)))
+    word = value.rpartition(".")[2]  # as in AttnBackend.flash
+    if word not in meaning:
         raise InputError(f"Megatron's --{flag} is {shown(value)}; known here are {', '.join(meaning)}")
-    return meaning[value]
+    return meaning[word]

@@ -52,21 +52,17 @@ _OTHER_KEYS = {
     "per_device_train_batch_size": "micro_batch_size", "gbs": "global_batch_size",
     "gradient_accumulation_steps": "num_micro_batches", "gradient_accumulation": "num_micro_batches",
     "tp_size": "tp", "pp_size": "pp", "cp_size": "cp", "ep_size": "ep", "dp_size": "dp", "vp_size": "vpp",
+    "gradient_checkpointing": "recompute", "activation_checkpointing": "recompute", "torch_compile": "compile",
     "ulysses_size": "cp", "expert_tensor_parallel_size": "etp",
 }  # fmt: skip
 #: Words of other tools: (key, letters and digits of its value) -> keys of ours.
 _OTHER_SETTINGS: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    **{(key, "true"): {"recompute": "full"} for key in ("gradient_checkpointing", "activation_checkpointing")},
-    **{(key, "false"): {"recompute": "none"} for key in ("gradient_checkpointing", "activation_checkpointing")},
-    **{(key, word): {"recompute": word} for key in ("gradient_checkpointing", "activation_checkpointing")
-       for word in ("full", "selective", "none")},
     ("sharding_strategy", "fullshard"): {"zero": 3}, ("sharding_strategy", "shardgradop"): {"zero": 2},
     ("sharding_strategy", "noshard"): {"zero": 0},
     ("use_distributed_optimizer", "true"): {"zero": 1}, ("use_distributed_optimizer", "false"): {"zero": 0},
-    ("torch_compile", "true"): {"compile": True}, ("torch_compile", "false"): {"compile": False},
 }  # fmt: skip
 #: Model keys of other tools, which cases may state too.
-OTHER_MODEL_KEYS = {
+_OTHER_MODEL_KEYS = {
     "num_layers": "num_hidden_layers", "n_layers": "num_hidden_layers", "n_layer": "num_hidden_layers",
     "num_heads": "num_attention_heads", "n_heads": "num_attention_heads", "n_head": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads", "n_kv_heads": "num_key_value_heads", "num_query_groups": "num_key_value_heads",
@@ -83,7 +79,7 @@ _COUNTS = ("world_size", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", 
 def normalized_run(run: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
     """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``."""
     run = _of_other_keys(run)
-    named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
+    named = _renamed(run, _OTHER_KEYS)
     ours = {key: _word(key, value) for key, value in named.items()}
     recipe = _RECIPES.get(spelling(str(named.get("precision", ""))))
     if recipe and "fp8_recipe" not in ours:
@@ -114,8 +110,12 @@ def _of_other_keys(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_as_ours(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return a case's model with the names of keys that other tools have as ours, where it does not state ours too."""
-    ours = {key: OTHER_MODEL_KEYS.get(key, key) for key in model}
-    return {ours[key] if ours[key] not in model else key: value for key, value in model.items()}
+    return _renamed(model, _OTHER_MODEL_KEYS)
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``values`` with the keys of ``names`` called so, where the name is not there already."""
+    return {key if names.get(key, key) in values else names[key]: value for key, value in values.items()}
 
 
 def _routed(run: dict[str, Any], framework: Framework, assumptions: list[str]) -> dict[str, Any]:

@@ -80,8 +80,7 @@ def known_framework(name: str) -> Framework:
 def unknown_release(name: str) -> str:
     """Return what follows the name of a framework where that states no release, or "": a release may be stated more closely."""
     text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])
-    aliases = (alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
-    names = [_words(alias) for alias in aliases if not alias.endswith(".")]  # the beginning of a release is none
+    names = [_words(alias) for alias in _every_name() if not alias.endswith(".")]  # the beginning of a release is none
     ends = [(len(alias), place.end()) for alias in names if (place := re.search(re.escape(alias) + _NOT_LONGER, text))]
     end = max(ends, default=(0, len(text)))[1]
     rest = text[end:]
@@ -92,8 +91,7 @@ def unknown_release(name: str) -> str:
 @cache
 def names_another(name: str) -> bool:
     """Whether ``name`` begins with that of another trainer, of which its framework is only a part ("metaseq (FSDP)")."""
-    aliases = (alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
-    return not any(re.match(re.escape(_words(alias)) + _NOT_LONGER, _words(name)) for alias in aliases)
+    return not any(re.match(re.escape(_words(alias)) + _NOT_LONGER, _words(name)) for alias in _every_name())
 
 
 def release_for_search(name: str) -> str:
@@ -115,6 +113,12 @@ def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]
             place = re.search(re.escape(_words(alias)) + _NOT_LONGER, text)
             found += [(-place.start(), len(_words(alias)), i)] if place else []
     return aliases[max(found)[2]][0] if found else None
+
+
+@cache
+def _every_name() -> tuple[str, ...]:
+    """All names and aliases of the described frameworks, and of what stands for others."""
+    return tuple(alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
 
 
 @cache
