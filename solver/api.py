@@ -276,6 +276,8 @@ def _same_constants(run: Strategy, strategy: Strategy) -> None:
     for name in (field.name for field in fields(Strategy) if field.name not in _AXES):
         if name == "recompute_modules" and strategy.recompute != "selective":
             continue
+        if name == "recompute_group" and (strategy.recompute != "full" or strategy.recompute_layers >= 0):
+            continue
         if getattr(strategy, name) != getattr(run, name):
             raise InputError(
                 f"{name} is {shown(getattr(strategy, name))} in a layout, but {shown(getattr(run, name))} in the problem, of "

@@ -21,7 +21,7 @@ VERSION = "DeepSpeed 0.10 and later with Megatron-DeepSpeed"
 _WITHOUT = (
     "use-distributed-optimizer", "attention-backend", "position-embedding-type", "group-query-attention", "num-query-groups",
     "normalization", "transformer-impl", "grad-reduce-in-bf16", "tokenizer-type", "context-parallel-size", "mock-data",
-    "recompute-num-layers", "recompute-modules", "optimizer-cpu-offload", "optimizer-offload-fraction",
+    "recompute-modules", "optimizer-cpu-offload", "optimizer-offload-fraction",
     "use-precision-aware-optimizer", "use-rope-scaling", "rope-scaling-factor",
 )  # fmt: skip
 _RENAMED = {"rotary-base": "rotary-position-embeddings-theta", "norm-epsilon": "layernorm-epsilon"}
@@ -31,7 +31,8 @@ _ARGUMENTS = frozenset((
     "max-position-embeddings", "use-rotary-position-embeddings", "rotary-position-embeddings-theta", "rotary-percent",
     "make-vocab-size-divisible-by", "normalization", "layernorm-epsilon", "squared-relu", "swiglu", "disable-bias-linear",
     "untie-embeddings-and-output-weights", "attention-dropout", "hidden-dropout", "micro-batch-size", "global-batch-size",
-    "train-iters", "lr", "recompute-granularity", "recompute-method", "use-flash-attn-v2", "optimizer", "no-pipeline-parallel",
+    "train-iters", "lr", "recompute-granularity", "recompute-method",
+    "recompute-num-layers", "use-flash-attn-v2", "optimizer", "no-pipeline-parallel",
     "sequence-parallel", "no-gradient-accumulation-fusion", "fp16", "bf16", "tensor-model-parallel-size",
     "pipeline-model-parallel-size", "vocab-size", "seq-length", "tokenizer-type", "deepspeed", "deepspeed_config", "zero-stage",
     "deepspeed-activation-checkpointing", "cpu-optimizer",

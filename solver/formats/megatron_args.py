@@ -151,12 +151,7 @@ def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
     count = whole(flags, "recompute-num-layers", 1) if level == "full" else 1
     if level == "full" and flags.get("recompute-method") == "block":
         return {"recompute": level, "recompute_layers": count * chunks}
-    if count != 1:
-        raise InputError(
-            f"Megatron's --recompute-num-layers {count} with the method uniform: layers that are recomputed {count} at a time "
-            "are not modelled; 1 is"
-        )
-    return {"recompute": level}
+    return {"recompute": level, **({"recompute_group": count} if count > 1 else {})}
 
 
 def _graphs(flags: Mapping[str, Any]) -> dict[str, Any]:

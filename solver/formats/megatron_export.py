@@ -234,7 +234,7 @@ def _changed_states(run: Strategy) -> bool:
 
 
 def _training(run: Strategy) -> Flags:
-    part = run.recompute == "full" and run.recompute_layers >= 0
+    part, each = run.recompute == "full" and run.recompute_layers >= 0, run.recompute_layers // run.vpp
     quantised = run.precision in ("fp8", "mxfp8")
     ends = bool(run.num_layers_at_start_in_bf16 or run.num_layers_at_end_in_bf16)
     return {
@@ -252,7 +252,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-granularity": run.recompute if run.recompute != "none" else None,
         "recompute-modules": " ".join(run.modules_recomputed) if run.recompute == "selective" else None,
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
-        "recompute-num-layers": run.recompute_layers // run.vpp if part else 1 if run.recompute == "full" else None,
+        "recompute-num-layers": None if run.recompute != "full" else each if part else run.recompute_group,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
         "no-masked-softmax-fusion": run.fused_softmax is False,
         "attention-dropout": 0.1 * bool(run.dropout), "hidden-dropout": 0.1 * bool(run.dropout),

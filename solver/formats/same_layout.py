@@ -44,7 +44,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.micro_batch_group == run.pp, ("micro_batch_group",)),
         (not model.is_mixture_of_experts, experts),
         (run.ep * run.etp == 1, ("moe_dispatcher",)),
-        (run.recompute != "full", ("recompute_layers", "recompute_stage_layers")),
+        (run.recompute != "full", ("recompute_layers", "recompute_stage_layers", "recompute_group")),
         (run.recompute != "selective", ("recompute_modules",)),
         (run.precision not in QUANTISED, _QUANTISED),
         (run.precision not in PRIMARY, ("fp8_param_gather",)),

@@ -17,6 +17,7 @@ def describe_strategy(s: Strategy) -> str:
     sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp") if getattr(s, name) > 1]
     layers = s.recompute_stage_layers or (f"{s.recompute_layers}" if s.recompute_layers >= 0 else "")
     recompute = f"{s.recompute} of {layers} layers per stage" if layers else s.recompute
+    recompute += f", {s.recompute_group} layers at a time" * (s.recompute_group > 1)
     recompute += f" ({s.recompute_modules})" * (s.recompute_modules != "core_attn")
     zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
     sizes += [s.schedule] if s.pp > 1 and s.schedule not in ONE_F_ONE_B else []

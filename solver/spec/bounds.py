@@ -26,6 +26,7 @@ WHOLE_NUMBERS = {
     "num_layers_at_start_in_bf16": (0, 1 << 12),
     "num_layers_at_end_in_bf16": (0, 1 << 12),
     "recompute_layers": (-1, 1 << 12),
+    "recompute_group": (1, 1 << 12),
     "lora_rank": (0, 1 << 12),
     "offload_layers": (0, 1 << 12),
     "micro_batch_group": (0, 1 << 24),

@@ -46,6 +46,7 @@ class CanRun:
     #: Shares of a stage's layers that a search recomputes, beside none and all; empty: the framework knows only these.
     recompute_shares: tuple[float, ...] = (0.25, 0.5, 0.75)
     recomputes_by_stage: bool = False  #: each stage may recompute another number of layers
+    recomputes_groups: bool = False  #: one input may be kept for several layers, which are recomputed at once
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
     predicts_with_context: bool = True  #: multi-token prediction together with context parallelism

@@ -46,6 +46,7 @@ from solver.spec.run_rules import (
     gather_rule,
     graph_rules,
     graphs_offered,
+    groups_rule,
     loss_rules,
     module_rules,
     offload_rules,
@@ -217,6 +218,11 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (not zero_broken(s), zero_broken(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
+        groups_rule(framework, s),
+        (
+            s.recompute_group == 1 or (s.recompute == "full" and s.recompute_layers < 0 and not s.recompute_stage_layers),
+            f"recompute_group {s.recompute_group} is of recompute full of all layers",
+        ),
         *(
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
             for module in s.modules_recomputed

@@ -178,6 +178,13 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
     )
 
 
+def groups_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken) of layers that are recomputed several at a time."""
+    return framework.can_run.recomputes_groups or run.recompute_group == 1, (
+        f"{framework.name} recomputes layers one by one, not {run.recompute_group} at a time (recompute_group)"
+    )
+
+
 def compile_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
     """Return (holds, what is broken): Transformer Engine's modules are kernels, which torch does not compile."""
     return not (run.compile and framework.memory.transformer_engine), (
@@ -224,7 +231,8 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)
     _check_overlaps(framework, model, run)
-    require((*optimizer_rules(framework, run), projection_rule(framework, run), *offload_rules(model, run)))
+    optional = groups_rule(framework, run), projection_rule(framework, run)
+    require((*optimizer_rules(framework, run), *optional, *offload_rules(model, run)))
     if run.offload_layers >= model.num_hidden_layers:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 

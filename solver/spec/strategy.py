@@ -75,6 +75,7 @@ class Strategy:
     recompute: str = "none"  #: what the backward pass recomputes: nothing, recompute_modules, or whole layers
     recompute_layers: int = -1  #: of how many layers of a stage; -1: of all
     recompute_stage_layers: str = ""  #: that number stage by stage, joined by +; "": recompute_layers on every stage
+    recompute_group: int = 1  #: consecutive layers of a chunk of which one input is kept, and which are recomputed at once
     recompute_modules: str = "core_attn"  #: what selective recomputation recomputes: RECOMPUTE_MODULES joined by "+"
     precision: str = "bf16"  #: number format of the linears' GEMMs
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
@@ -251,9 +252,12 @@ class Strategy:
         return self.global_batch_sequences * self.seq_len
 
     def replace(self, **changes: Any) -> Strategy:
-        """Return a copy with other values; another recomputation is of all stages, unless it is stated stage by stage."""
+        """Return a copy with other values; another recomputation is of all stages, unless it is stated stage by stage, and of
+        one layer at a time unless it is of all layers."""
         if {"recompute", "recompute_layers"} & changes.keys():
             changes.setdefault("recompute_stage_layers", "")
+            if (changes.get("recompute", self.recompute), changes.get("recompute_layers", -1)) != ("full", -1):
+                changes.setdefault("recompute_group", 1)
         return replace(self, **changes)
 
 

@@ -26,6 +26,7 @@ class Activations:
         if problem.run.offload_modules:
             offloaded = np.array([part.offloaded[:, key] for part in table.layers])
             self._kept_offloaded, self._whole_offloaded = offloaded[:, level, row], offloaded[:, 0][:, row]
+        self._group = np.where(pipelines.recomputes_groups, problem.run.recompute_group, 1)
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
         self._recomputed, _ = stages.recomputed(recomputed_limit(problem, pipelines), row)
 
@@ -34,7 +35,8 @@ class Activations:
         run, row, stages = self._problem.run, self._row, self._stages
         counts, recomputed = stages.counts[stage], self._recomputed[stage]
         every, rest = np.ones(len(counts)), counts[:, row] - recomputed
-        saved = flight[row] * over_kinds(every, recomputed * self._kept + rest * self._whole)
+        inputs = recomputed * self._inputs(stage)
+        saved = flight[row] * over_kinds(every, inputs * self._kept + rest * self._whole)
         if run.offload_layers:  # of a single stage
             moved, _ = stages.recomputed(np.full(len(row), run.offload_layers), row)
             offloaded = over_kinds(every, moved[stage] * self._whole)
@@ -66,11 +68,23 @@ class Activations:
         stay = np.where(splits.pp > 1, each * (received + of_gradients), 0.0)
         return stay * self._problem.element_bytes.activation
 
+    def _inputs(self, stage: int) -> np.ndarray:
+        """Return the kept inputs of a recomputed layer: less than one where several layers share it, [pipelines].
+
+        Each chunk of a stage has groups of its own, the last one perhaps of fewer layers (Megatron-Core's transformer_block.py,
+        _checkpointed_forward).
+        """
+        each = np.maximum(self._stages.counts[stage][:, self._row].sum(axis=0) / self._splits.vpp[self._row], 1)
+        return np.ceil(each / self._group) / each
+
     def backward(self, stage: int) -> np.ndarray:
         """Return the bytes of the layer whose backward pass runs, of the kind that needs most; [pipelines].
 
-        These are all its saved tensors where it was recomputed, and its largest gradients.
+        These are all its saved tensors where it was recomputed, with those of the layers before it that were recomputed at
+        once, and its largest gradients.
         """
-        there, recomputed = self._stages.counts[stage][:, self._row] > 0, self._recomputed[stage] > 0
-        again = np.where(recomputed, self._whole - self._kept, 0.0)
+        counts = self._stages.counts[stage][:, self._row]
+        there, recomputed = counts > 0, self._recomputed[stage] > 0
+        at_once = np.minimum(self._group, np.ceil(counts.sum(axis=0) / self._splits.vpp[self._row]))
+        again = np.where(recomputed, np.maximum(at_once, 1) * self._whole - self._kept, 0.0)
         return np.where(there, again + self._transient, 0.0).max(axis=0)

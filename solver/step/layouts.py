@@ -161,6 +161,11 @@ class Layouts:
             column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
         )  # fmt: skip
 
+    @property
+    def recomputes_groups(self) -> np.ndarray:
+        """Whether groups of layers may share one kept input: where all are recomputed; bool [layouts]."""
+        return (self.recompute == Recompute.FULL) & (self.recompute_layers < 0)
+
     def one(self, index: int) -> Layouts:
         """Return layout ``index`` alone."""
         return self.take(np.array([index]))
@@ -177,4 +182,5 @@ class Layouts:
             **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
             recompute=level.name.lower(), recompute_layers=int(self.recompute_layers[index]), recompute_modules=modules,
             recompute_stage_layers=run.recompute_stage_layers,
+            recompute_group=run.recompute_group if self.recomputes_groups[index] else 1,
         )  # fmt: skip

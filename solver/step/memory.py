@@ -258,7 +258,8 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     flight = layers_in_flight(splits.schedule, splits.num_micro_batches, splits.pp, splits.vpp, layers, short, index, group)
     kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
     activations = flight / np.maximum(layers, 1) * kept
-    held = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
+    shared = np.where(layouts.recomputes_groups, problem.run.recompute_group, 1)  # an input of so many layers
+    held = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row] / shared
     return np.asarray(held + problem.framework.memory.runtime_bytes)
 
 

@@ -32,6 +32,7 @@ MEGATRON_DEEPSPEED = Framework(
         quantised=False,
         shards="all",
         recompute_shares=(),
+        recomputes_groups=True,  # Megatron-DeepSpeed's --recompute-num-layers (checkpoint_num_layers of DeepSpeed's pipeline)
         unsharded_gradients_as_model=True,  # runtime/engine.py: _do_optimizer_sanity_check
         offloads=("optimizer", "gradients"),  # zero_optimization.offload_optimizer
     ),
@@ -114,6 +115,7 @@ TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
         "pipeline": False,
         "schedules": (),
         "recompute": ("none", "full"),
+        "recomputes_groups": False,
         "soft_caps": FUSED_CAPS,
         "linear_attention": True,
     },

@@ -36,6 +36,7 @@ MEGATRON_LM_2023 = Framework(
         cp_comms=(),  # context parallelism came with Megatron-Core 0.4 (CHANGELOG)
         replicated_kv_heads=False,  # core/transformer/attention.py divides the query groups by tp (until 0.15)
         uneven_stages=False,  # arguments.py asserts that pp divides the layers
+        recomputes_groups=True,  # --recompute-num-layers with the method uniform
     ),
     linear_bias=True,  # --disable-bias-linear is off
     # --attention-dropout and --hidden-dropout default to 0.1; core/tensor_parallel/layers.py: output + bias

@@ -63,6 +63,8 @@ def test_flags_imply_others() -> None:
     [
         ({"recompute_activations": True}, {"recompute": "selective"}),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, {"recompute": "full"}),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4},
+         {"recompute": "full", "recompute_group": 4}),
         # a layer of each of a stage's three chunks
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1,
           "pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 3},
@@ -475,7 +477,6 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"num_experts": 8, "moe_layer_freq": "([0]*99999999999)"}, "--moe-layer-freq is '([0]*99999999999)'"),
         ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 3}, "3 does not divide the 8"),
         ({"optimizer": "sgd"}, "--optimizer 'sgd' is not modelled; adam, muon, dist_muon are"),
-        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
         ({"num_experts": 8, "moe_expert_capacity_factor": 0.9}, "-input-to-capacity is not modelled, for it drops"),
         ({"window_size": "127,1"}, "--window-size 127,1: a window on tokens that follow is not modelled; 127,0 is"),
         ({"window_size": "wide"}, "--window-size is 'wide'; it must be two numbers, as 127,0"),

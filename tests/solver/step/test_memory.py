@@ -106,6 +106,29 @@ def test_recomputation_by_hand() -> None:
     assert found.memory.allocated.tolist() == expected
 
 
+def test_layers_that_are_recomputed_at_once_share_an_input_by_hand() -> None:
+    # the input of the first layer is kept; both layers are there again while the second one's gradients are computed
+    problem = make_problem(TINY, 1, toy_cost(), **PLAIN, recompute_group=2)
+    found = estimated(problem, [problem.run.replace(zero=0, recompute="full", recompute_group=2)])
+    assert found.memory.allocated[0] == 16 * (2 * TINY_LAYER + 2 * 256 * 64 + 64) + 2 * TINY_SAVED + TINY_WORKING
+
+
+@pytest.mark.parametrize(("group", "inputs"), [(2, 4), (3, 3), (8, 1), (20, 1)])
+def test_groups_of_recomputed_layers_end_with_their_chunk(group: int, inputs: int) -> None:
+    # eight layers a chunk, in two stages of two chunks; of the inputs of all layers those of groups are left
+    def held(group: int) -> dict[str, float]:
+        model = replace(MODEL, vocab_size=1024)  # whose loss needs less than a layer
+        problem = make_problem(model, 2, toy_cost(), framework="generic", recompute_group=group)
+        layout = {"dp": 1, "pp": 2, "vpp": 2, "schedule": "interleaved", "num_micro_batches": 8, "zero": 0}
+        return parts(estimated(problem, [problem.run.replace(**layout, recompute="full", recompute_group=group)]))
+
+    one, several = held(1), held(group)
+    assert several["activations"] == pytest.approx(one["activations"] * inputs / 8)
+    # 4,096 tokens: input, two norms and residual, q, k, v, context, gate, up and product, 2 bytes each, log-sum-exp of 32 heads
+    layer = 4096 * (2 * (4 * 4096 + 6144 + 4096 + 3 * 14336) + 4 * 32)
+    assert several["backward_buffers"] - one["backward_buffers"] == (min(group, 8) - 1) * layer
+
+
 def test_states_by_zero_stage_by_hand() -> None:
     # as in the ZeRO paper's example of 7.5 billion parameters: 2 + 2 + 12 bytes per parameter, over 8 ranks, optimizer first
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
@@ -423,9 +446,13 @@ def test_buffers_of_hybrid_ep_by_hand(h100_model: CostModel) -> None:
     assert outside(8, ep=1) == none
 
 
-@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "generic", "internevo-2024", "megatron-lm-zero-bubble"])
-def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, h100_model: CostModel) -> None:
-    problem = make_problem(MODEL, 64, h100_model, framework=framework)
+@pytest.mark.parametrize(
+    ("framework", "group"),
+    [("megatron-core", 1), ("megatron-core", 3), ("torchtitan", 1), ("generic", 1), ("internevo-2024", 1),
+     ("megatron-lm-zero-bubble", 1)],
+)  # fmt: skip
+def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, group: int, h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 64, h100_model, framework=framework, recompute_group=group)
     layouts = some_layouts(problem, 512, 1500, seed=3)
     found = estimate_layouts(problem, layouts)
     least = least_memory(problem, found.table, found.terms.key, layouts)
