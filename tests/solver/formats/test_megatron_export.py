@@ -70,7 +70,13 @@ CONSTANTS: dict[str, dict[str, Any]] = {
         "wgrad_deferral_limit": 16,
         "optimizer_states": "remainder",
     },
-    "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "recompute_group": 2},
+    "llama2_13b": {
+        "precision": "fp16",
+        "overlap_param_gather": False,
+        "attention": "unfused",
+        "cross_entropy_fusion": True,
+        "recompute_group": 2,
+    },
 }
 
 
