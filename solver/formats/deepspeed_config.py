@@ -120,11 +120,8 @@ def _zero(file: SectionReader) -> dict[str, Any]:
     if stage == 3:
         _check_prefetching(zero)
     overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
-    # one switch for both streams of ZeRO-3 (partitioned_param_coordinator.py, stage3.py); stages 1 and 2 gather after the step
-    return {
-        "zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, "overlap_param_gather": overlaps and stage == 3,
-        **_offload(zero, stage),
-    }  # fmt: skip
+    gathers_ahead = {"overlap_param_gather": True}  # whatever it says (partitioned_param_coordinator.py); of ZeRO-3 alone
+    return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, **gathers_ahead, **_offload(zero, stage)}
 
 
 def _check_prefetching(zero: SectionReader) -> None:

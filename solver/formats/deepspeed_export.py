@@ -87,8 +87,8 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             f"optimizer_offload_fraction {run.optimizer_offload_fraction:g}: DeepSpeed offloads a part under ZeRO-3 only",
         ),
         (
-            run.zero < 3 or run.overlap_grad_reduce == run.overlap_param_gather,
-            "overlap_grad_reduce and overlap_param_gather: DeepSpeed has one switch for both under ZeRO-3",
+            run.zero < 3 or run.overlap_param_gather,
+            "overlap_param_gather false: DeepSpeed gathers the weights of ZeRO-3 ahead in any case",
         ),
         (not run.tp_comm_overlap, "tp_comm_overlap: Megatron-DeepSpeed has none"),
         (not run.cuda_graphs, "cuda_graphs: Megatron-DeepSpeed has none"),

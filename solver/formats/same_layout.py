@@ -34,6 +34,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
     several, framework = run.replicas > 1, framework_of(run.framework)
     copies = several or run.dp * run.cp > 1  # under isp of embedding and head alone, perhaps
     shared = framework.shares_vocabulary(run.tp_mode == "isp")
+    in_step = framework.data_parallel.gathers_in_step and run.zero < 3
     idle = (
         (run.cp == 1, ("cp_comm", "cp_a2a_size")),
         (run.tp == run.wp == 1, ("tp_comm_overlap",)),
@@ -51,7 +52,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.precision != "fp8", ("fp8_recipe",)),
         (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
         (not copies, ("overlap_grad_reduce", "overlap_param_gather")),
-        (not (run.zero or shared) or run.optimizer == "muon", ("overlap_param_gather",)),
+        (not (run.zero or shared) or run.optimizer == "muon" or in_step, ("overlap_param_gather",)),
     )
     changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
     changes["dropout"] = applies_dropout(model, run)

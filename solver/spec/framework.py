@@ -139,6 +139,15 @@ class DataParallel:
     #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
     #: gathered again for the gradients. Otherwise it does so layer by layer, beside compute.
     zero3_by_tensor: bool = False
+    #: ZeRO-3's all-gathers are of consecutive tensors of at least so many parameters together, its reduce-scatters of those of
+    #: a bucket, whatever layers these are of; 0: both are of whole units.
+    gather_elements: float = 0.0
+    #: A bucket has as many parameters as a matrix of hidden_size squared, and an all-gather nine tenths of that.
+    buckets_by_hidden: bool = False
+    #: ZeRO-3 reduces gradients beside the backward pass unless a run says no; flags are those of the other stages.
+    overlaps_sharded_unless_told: bool = False
+    #: Below ZeRO-3 parameters are gathered in the optimizer's step, whatever overlap_param_gather says.
+    gathers_in_step: bool = False
     #: ZeRO-2 is FSDP's SHARD_GRAD_OP: a message is of one unit, a layer or all outside the layers, and the gathered weights are
     #: freed after each backward pass and gathered again.
     shards_units: bool = False
@@ -166,6 +175,14 @@ class DataParallel:
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.
     buffer_passes: float = 0.0
+
+    def bucket(self, hidden_size: int) -> float:
+        """Return the parameters of a bucket of a model."""
+        return float(hidden_size**2) if self.buckets_by_hidden else self.bucket_elements
+
+    def gathered(self, hidden_size: int) -> float:
+        """Return the least parameters of an all-gather of ZeRO-3; 0: a unit's."""
+        return 0.9 * hidden_size**2 if self.buckets_by_hidden else self.gather_elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +273,8 @@ class MemoryUse:
     gradient_buckets: float = 0.0
     second_bucket: bool = False  #: another one under ZeRO-1 and 2 where gradients are reduced beside the backward pass
     buckets_as_needed: bool = False
+    joins_buckets: bool = False  #: under ZeRO-2 and 3 the tensors of a bucket are joined in another one to be reduced
+    live_elements: float = 0.0  #: parameters that ZeRO-3 holds gathered at a time, ahead of the layer that runs; 0: two layers
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False
@@ -334,9 +353,11 @@ class Framework:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated
 
-    def flags_of(self, precision: str | None) -> dict[str, Any]:
-        """Return the flags of a run of ``precision``: 16-bit gradients have the type of a 16-bit run."""
+    def flags_of(self, precision: str | None, zero: Any = None) -> dict[str, Any]:
+        """Return the flags of a run of ``precision``, whose 16-bit gradients have its type, and of ``zero`` (None: its own)."""
         found = dict(self.flags)
+        if zero == 3 and self.data_parallel.overlaps_sharded_unless_told:
+            found["overlap_grad_reduce"] = True
         if precision in _HALVES and found.get("grad_dtype") in _HALVES:
             found["grad_dtype"] = precision
         return found

@@ -99,12 +99,14 @@ def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.nd
     """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [4 ZeRO stages, splits].
 
     As needed: no more than there are gradients, and none under ZeRO-3, which is FSDP, or where all gradients fit one bucket,
-    which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step).
+    which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step). Tensors that are joined to be reduced:
+    DeepSpeed's comm/coalesced_collectives.py (reduce_scatter_coalesced) and stage_1_and_2.py (allreduce_bucket).
     """
-    memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
+    memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket(problem.model.hidden_size)
     number = np.full((4, len(trained)), float(memory.gradient_buckets))
     alone = (splits.pp == 1) | (not problem.framework.data_parallel.overlaps_sharded_alone)
     number[1:3] += memory.second_bucket * problem.run.overlap_grad_reduce * alone
+    number[2:] += memory.joins_buckets
     size = number * (elements if memory.gradient_buckets else 0.0)  # without buckets their size is infinite
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
@@ -205,7 +207,8 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
     backward pass runs.
 
-    ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
+    ISP keeps two blocks of full weights (this one's and the next one's). DeepSpeed gathers ahead until it holds live_elements,
+    and its gradients go to a bucket (partitioned_param_coordinator.py, stage3.py). FSDP keeps, beside what its root keeps, two
     all-gathered layers, one layer's whole gradients and, if the root has both ends, those of the head in the latter; while the
     loss is computed no layer is gathered, except in frameworks whose buffers stay or gather ahead (those without a root). The
     largest kind of layer decides.
@@ -218,6 +221,10 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
     queued = problem.framework.memory.communication_unit > 0
     fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained, axis=0)
+    if live := problem.framework.memory.live_elements:
+        counts = np.bincount(problem.kinds.of_layer, minlength=len(gathered))[:, None]
+        ends = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
+        fsdp = np.minimum((counts * gathered).sum(axis=0) + sizes.activation * ends, sizes.activation * live)
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation

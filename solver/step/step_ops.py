@@ -33,8 +33,16 @@ def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.nd
     sync = problem.framework.data_parallel
     if sync.buckets_of_tensors:
         return ddp_buckets(problem.model, problem.framework.kernels, splits) * elements / whole
-    bucket = np.maximum(sync.bucket_elements, sync.bucket_elements_per_rank * ranks)
-    return np.maximum(elements / bucket, 1.0)
+    bucket = np.maximum(sync.bucket(problem.model.hidden_size), sync.bucket_elements_per_rank * ranks)
+    most = linear_tensors(problem) * problem.model.num_hidden_layers / splits.pp if sync.buckets_by_hidden else np.inf
+    return np.maximum(np.minimum(elements / bucket, most), 1.0)
+
+
+def linear_tensors(problem: Problem) -> int:
+    """Return the weights of a dense layer's linears, as the framework keeps them."""
+    kernels = problem.framework.kernels
+    up = 1 if kernels.fused_gate_up else problem.model.up_matrices
+    return (1 if kernels.fused_qkv else 3) + 1 + up + 1
 
 
 def units(problem: Problem, splits: Splits, name: str) -> np.ndarray:

@@ -69,7 +69,8 @@ def exposed_gathers(problem: Problem, terms: SplitTerms, layouts: Layouts, forwa
     gathers = _reductions(terms, layouts) if of_units and not problem.runs_no_sync else np.ones_like(row)
     gather = terms.all_gather.take(row) * gathers
     gathered = gather.exposed
-    if run.overlap_param_gather and run.optimizer != "muon":  # whose distributed form gathers parameters after the step
+    in_step = run.optimizer == "muon" or problem.framework.data_parallel.gathers_in_step  # Muon's distributed form does so too
+    if run.overlap_param_gather and not in_step:
         whole = reduces_whole(problem.framework, run, zero)
         chunks = np.where(_is_interleaved(terms, layouts) & (not of_units), terms.splits.vpp[row], 1)
         last = np.minimum(_last_bucket(problem, terms, layouts, whole) * chunks, 1.0)

@@ -19,10 +19,10 @@ from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
 from solver.step.problem import LayerTable, Problem
-from solver.step.sharded_weights import ShardedWeights, linear_tensors, sharded_weight_ops, sharded_weights
+from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import list_seconds, send_recv_ops, synchronisation_ops, tied_embedding_op
+from solver.step.step_ops import linear_tensors, list_seconds, send_recv_ops, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ MEGATRON_DEEPSPEED = Framework(
         "zero": 0,  # runtime/zero/config.py: a configuration that names no stage
         "grad_dtype": "fp16",  # in flat buffers
         "overlap_grad_reduce": False,
-        "overlap_param_gather": False,
+        "overlap_param_gather": True,  # of ZeRO-3: partitioned_param_coordinator.py gathers ahead, whatever overlap_comm says
         "attention": "unfused",
     },
+    best_practice={"overlap_grad_reduce": True},  # overlap_comm, off below ZeRO-3 unless a file says so
     can_run=CanRun(
         zero_stages=(0, 1, 2, 3),
         replicated_kv_heads=False,  # Megatron's tensor parallelism
@@ -54,6 +55,9 @@ MEGATRON_DEEPSPEED = Framework(
         sharded_gather_copies=2.0,  # partition_parameters.py, AllGatherCoalescedHandle.wait: cat of the partitions
         # engine.py: buffered_allreduce_fallback after the backward pass without ZeRO; with a pipeline overlap is turned off
         overlaps_sharded_alone=True,
+        overlaps_sharded_unless_told=True,  # runtime/zero/config.py: overlap_comm
+        gathers_in_step=True,
+        gather_elements=50e6,  # stage3_prefetch_bucket_size
         # fp16/fused_optimizer.py: search for overflows 4, join 8, norm 4, unscaling 8, weights in 16 bits 6 (casts are counted)
         whole_step_bytes=30.0,
     ),
@@ -68,6 +72,8 @@ MEGATRON_DEEPSPEED = Framework(
         keeps_half_gradients=True,
         gradient_buckets=1.0,
         second_bucket=True,
+        joins_buckets=True,
+        live_elements=1e9,  # stage3_max_live_parameters
         runtime_bytes=3.9 * GIB,
         keeps_shards=True,
         offloads_master=True,
@@ -122,7 +128,7 @@ TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
     linear_bias=False,
     kernels={name: getattr(FSDP.kernels, name) for name in Kernels.__dataclass_fields__},
     tensor_parallel={"vocab_parallel_loss": False},
-    data_parallel={"accumulating_gemms": False},
+    data_parallel={"accumulating_gemms": False, "buckets_by_hidden": True},  # what its trainer fills in for "auto"
     memory={"runtime_bytes": MemoryUse.runtime_bytes},
 )
 

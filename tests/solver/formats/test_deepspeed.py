@@ -40,7 +40,7 @@ TRAINER = (
     "deepspeed --num_nodes 2 --num_gpus 8 run_clm.py --deepspeed run.json --block_size 1024 --per_device_train_batch_size 3"
 )
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=1, zero_shard_size=16, grad_dtype="fp16", overlap_grad_reduce=False,
-               overlap_param_gather=False, attention="unfused", framework="megatron-deepspeed")  # fmt: skip
+               attention="unfused", framework="megatron-deepspeed")  # fmt: skip
 
 
 def load(folder: Path, settings: dict[str, Any], script: str = SCRIPT, name: str = "run.json") -> RunConfig:
@@ -63,8 +63,7 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
         run.replace(
             recompute_layers=-1,
             zero_shard_size=run.dp if run.zero else 1,  # DeepSpeed has no other
-            overlap_param_gather=run.zero == 3 and run.overlap_grad_reduce,
-        )  # fmt: skip
+        )
         for run in layouts_of(model, "megatron-deepspeed", 25, **constants)
     ]
     came, refused = round_trips(model, runs, ".json", tmp_path)
@@ -362,7 +361,10 @@ def test_a_script_names_its_settings(tmp_path: Path) -> None:
         ({"precision": "fp8"}, "precision fp8: DeepSpeed trains in fp32, bf16 and fp16"),
         ({"compile": True}, "unfused norms, or torch.compile: not among the arguments"),
         ({"cuda_graphs": True}, "cuda_graphs: Megatron-DeepSpeed has none"),
-        ({"overlap_param_gather": True}, "overlap_param_gather True: DeepSpeed's JSON has no place for it"),
+        (
+            {"zero": 3, "overlap_param_gather": False},
+            "overlap_param_gather false: DeepSpeed gathers the weights of ZeRO-3 ahead",
+        ),
         ({"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion True: DeepSpeed's JSON has no place for it"),
     ],
 )

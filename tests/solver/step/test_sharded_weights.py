@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, LINK, TINY, part, tiny
+from round_trip import model_of
+from toy import BYTE, LINK, TINY, make_problem, part, tiny
 
+from predictor.cost_model import CostModel
 from solver.spec.frameworks import framework_of
-from solver.step.sharded_weights import exposed_by_sharding, linear_tensors, neighbours_of
+from solver.step.sharded_weights import exposed_by_sharding, messages, neighbours_of
 from solver.step.side_stream import SideStreamWork
 from solver.step.solutions import Solutions
+from solver.step.step_ops import linear_tensors
 
 #: Weights of a layer's linears, and its norms.
 LAYER = 36_864 + 128
@@ -134,6 +137,27 @@ def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
     found = _sharded("megatron-deepspeed")
     assert found.terms.sharded.gather[0].kernels[0] == pytest.approx(2 * 2 * LAYER / 1e12)  # a copy: read and written
     assert part(found, "fsdp_exposed")[0] < part(_sharded("megatron-deepspeed-2021"), "fsdp_exposed")[0]
+
+
+@pytest.mark.parametrize(("framework", "gathers", "reductions"), [
+    ("fsdp2", (1, 1), (1, 1)), ("megatron-deepspeed-2021", (4, 2), (4, 2)),
+    ("megatron-deepspeed", (4, 2), (218e6 / 500e6, 2)), ("transformers-deepspeed", (7, 2), (7, 2)),
+])  # fmt: skip
+def test_messages_of_deepspeed_by_hand(
+    framework: str, gathers: tuple[float, float], reductions: tuple[float, float], h100_model: CostModel
+) -> None:
+    # a layer of 218 million parameters, and both ends of 1,051 million: of 50 million and in buckets of 500 million; of 0.9 and
+    # 1 times 4096 squared, which its seven matrices are too few for
+    problem = make_problem(model_of("llama3_8b"), 8, h100_model, framework=framework)
+    layer, ends = np.array([218e6]), np.array([1051e6])
+    found = [messages(problem, name, size, size) for name, size in (("layer0", layer), ("root", ends))]
+    assert [float(gathered[0]) for gathered, _ in found] == pytest.approx(gathers)
+    assert [float(reduced[0]) for _, reduced in found] == pytest.approx(reductions)
+
+
+@pytest.mark.parametrize(("precision", "zero", "overlaps"), [("bf16", 3, True), ("bf16", 2, False), ("fp16", None, False)])
+def test_deepspeed_overlaps_reductions_of_zero_3_unless_told(precision: str, zero: int | None, overlaps: bool) -> None:
+    assert framework_of("transformers-deepspeed").flags_of(precision, zero)["overlap_grad_reduce"] is overlaps
 
 
 @pytest.mark.parametrize(("framework", "tensors"), [("megatron-deepspeed", 4), ("aleph-alpha-scaling", 5), ("llm-foundry", 5)])
