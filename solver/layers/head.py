@@ -145,10 +145,11 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     With the projection: never all logits.
     Cast to fp32: the fp32 logits, which their gradient overwrites, and as much again while log-softmax works.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
-    Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
-    16-bit logits; on sharded logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the
-    probabilities, its product). Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight
-    while the logits' gradient is alive, unless one stays beside the gradients; those that do not accumulate return a real one.
+    Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and, unless
+    they are dropped (torchtitan's train.py, transformers' compute_loss; traced with torch 2.13), the 16-bit logits; on sharded
+    logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the probabilities, its product).
+    Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight while the logits' gradient is
+    alive, unless one stays beside the gradients; those that do not accumulate return a real one.
     """
     logits, memory = _logits(shapes), shapes.framework.memory
     passing = memory.vocab_dummy_gradient and not memory.dummy_gradients  # those that stay are beside the gradients
@@ -168,6 +169,6 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
         return logits * shapes.element, logits * shapes.element
     sharded = shapes.framework.tensor_parallel.vocab_parallel_loss & (shapes.keys.tp > 1)
     copies = np.where(sharded, 3, 2) if shapes.framework.kernels.torch_loss else 0
-    working = logits * (shapes.element + FP32 * copies)
+    working = logits * (shapes.element * (not memory.drops_logits) + FP32 * copies)
     # the fp32 probabilities are freed before the head's backward pass
     return logits * FP32, np.maximum(working, dummy + logits * (shapes.element - FP32))

@@ -284,9 +284,12 @@ class MemoryUse:
     weights_as_moments: bool = False  #: narrow moments are those of 16-bit parameters, of which there is no fp32 copy
     fused_adam_copies: bool = False  #: Adam with narrow moments is Transformer Engine's (spec.precision)
     keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones
+    #: A layer's whole gradients are copied to the input of their reduction, which stays until the next layer's are (FSDP2).
+    copies_gradients: bool = False
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
     communication_unit: float = 0.0  #: parameters that Megatron-FSDP gathers and reduces at least at a time
+    drops_logits: bool = False  #: unfused loss: nothing but autograd holds the logits, which are gone before its backward pass
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
     bucket_views: bool = False  #: gradients that replicas sum are views of DDP's buckets, which stay

@@ -75,7 +75,7 @@ class Activations:
         _checkpointed_forward).
         """
         each = np.maximum(self._stages.counts[stage][:, self._row].sum(axis=0) / self._splits.vpp[self._row], 1)
-        return np.ceil(each / self._group) / each
+        return np.where(self._group > 1, np.ceil(each / self._group) / each, 1.0)
 
     def backward(self, stage: int) -> np.ndarray:
         """Return the bytes of the layer whose backward pass runs, of the kind that needs most; [pipelines].

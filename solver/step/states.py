@@ -210,8 +210,10 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     ISP keeps two blocks of full weights (this one's and the next one's). DeepSpeed gathers ahead until it holds live_elements,
     and its gradients go to a bucket (partitioned_param_coordinator.py, stage3.py). FSDP keeps, beside what its root keeps, two
     all-gathered layers, one layer's whole gradients and, if the root has both ends, those of the head in the latter; while the
-    loss is computed no layer is gathered, except in frameworks whose buffers stay or gather ahead (those without a root). The
-    largest kind of layer decides.
+    loss is computed no layer is gathered, except in frameworks whose buffers stay or gather ahead (those without a root). FSDP2
+    has a layer's gradients as autograd makes them beside what it reduces of the layer after it, under ZeRO-2 too, and frees a
+    head that is a unit of its own after its backward pass (_fsdp_param_group.py, post_backward; _fsdp_collectives.py,
+    foreach_reduce). The largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
@@ -219,8 +221,9 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     gathered = np.array([gathered_bytes(problem, part, key, kind.quantised, part.parameters_of)
                          for part, kind in zip(table.layers, problem.kinds.kinds, strict=True)])  # fmt: skip
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
+    made = sizes.activation * trained * problem.framework.memory.copies_gradients
     queued = problem.framework.memory.communication_unit > 0
-    fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained, axis=0)
+    fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained + made, axis=0)
     if live := problem.framework.memory.live_elements:
         counts = np.bincount(problem.kinds.of_layer, minlength=len(gathered))[:, None]
         ends = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
@@ -230,5 +233,6 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     root = joined_ends(problem, *held) * sizes.activation
     # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
     waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay) and not queued)
-    at_loss = fsdp * (not stay)
-    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp + waiting]])
+    at_loss, passed = fsdp * (not stay), root * (stay != ("head",))
+    whole = pool + np.max(made + sizes.gradient * trained, axis=0) * problem.framework.memory.copies_gradients
+    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, whole, pool + passed + fsdp + waiting]])

@@ -129,7 +129,7 @@ TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
     kernels={name: getattr(FSDP.kernels, name) for name in Kernels.__dataclass_fields__},
     tensor_parallel={"vocab_parallel_loss": False},
     data_parallel={"accumulating_gemms": False, "buckets_by_hidden": True},  # what its trainer fills in for "auto"
-    memory={"runtime_bytes": MemoryUse.runtime_bytes},
+    memory={"runtime_bytes": MemoryUse.runtime_bytes, "drops_logits": True},
 )
 
 # Its launcher for OPT sets neither fp16 nor bf16, and DeepSpeed's configuration names no ZeRO stage; attention is GPT-2's,

@@ -16,7 +16,7 @@ LLM_FOUNDRY_2023 = Framework(
     family="llm-foundry",
     released="2023-05",
     aliases=("llm-foundry", "llmfoundry", "composer"),
-    flags={"zero": 3, "grad_dtype": "fp32"},
+    flags={"zero": 3, "grad_dtype": "bf16"},  # yamls/pretrain: mixed_precision PURE
     can_run=replace(FSDP_ONLY, soft_caps=""),
     kernels=Kernels(
         fused_gate_up=False,

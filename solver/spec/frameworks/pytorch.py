@@ -16,7 +16,10 @@ FSDP_STAGES = (0, 2, 3)
 #: FSDP on its own: no tensor, context or pipeline parallelism.
 FSDP_ONLY = CanRun(zero_stages=FSDP_STAGES, tp_modes=(), cp_comms=(), pipeline=False, soft_caps=FUSED_CAPS)
 
-#: Plain torch.distributed: DDP in buckets of 25 MB, weights held in fp32 under autocast, fused AdamW, no clipping.
+#: Reads and writes of gradients of torch/nn/utils/clip_grad.py: the norm, and a scaling that is always carried out.
+CLIPPING = 3.0
+
+#: Plain torch.distributed: DDP in buckets of 25 MB, weights held in fp32 under autocast, fused AdamW.
 DDP = Framework(
     name="pytorch-ddp",
     family="pytorch-ddp",
@@ -47,11 +50,11 @@ DDP = Framework(
         fused_gradient_accumulation=False,
         accumulating_gemms=False,
         optimizer_bytes_per_parameter=28.0,
-        gradient_passes=0.0,
+        gradient_passes=CLIPPING,
     ),
     recomputation=Recomputation(stops_early=True),
     # gradient_as_bucket_view is off: the buckets are as large as all gradients
-    memory=MemoryUse(fp32_weights=True, wide_stream=True, synchronisation_bytes=(4.0, 4.0)),
+    memory=MemoryUse(fp32_weights=True, wide_stream=True, synchronisation_bytes=(4.0, 4.0), drops_logits=True),
 )
 
 #: The reference trainer of this project, which divides a model in every way that it measures.
@@ -63,6 +66,7 @@ PROFILER_TRAIN = DDP.derive(
     can_run={
         "zero_stages": (0, 1, 2, 3), "tp_modes": (TpMode.MTP, TpMode.MSP), "pipeline": True, "replicated_kv_heads": False,
     },
+    data_parallel={"gradient_passes": 0.0},  # it does not clip
     kernels={"flash_attention": 0},  # scaled_dot_product_attention of torch 2.11 runs cuDNN's kernels on Hopper
     memory={
         "synchronisation_bytes": (0.0, 0.0), "frees_gradients": True, "bucket_views": True,
@@ -101,10 +105,12 @@ FSDP = Framework(
         flash_attention=2,  # what scaled_dot_product_attention runs
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True, no_sync=True),
+    data_parallel=DataParallel(
+        reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True, no_sync=True, gradient_passes=CLIPPING
+    ),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
-    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), reduced_gradient_bytes=4),
+    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), reduced_gradient_bytes=4, drops_logits=True),
 )
 
 #: IBM's trainer: its selective checkpointing recomputes whole blocks (all of them unless told otherwise); AdamW is not fused.
@@ -116,6 +122,7 @@ FMS_FSDP = FSDP.derive(
     kernels={"fused_qkv": True},  # fms, modules/attention.py
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0, "no_sync": False},
     recomputation={"selective_is_full": True},
+    memory={"drops_logits": False},  # utils/train_utils.py: output is there until the next micro batch
     uncertainty=0.08,  # how many blocks are recomputed is stated by few runs
 )
 
@@ -128,6 +135,7 @@ FSDP2 = FSDP.derive(
     aliases=("pytorch fsdp2", "torch fsdp2"),
     can_run={"zero_stages": (2, 3)},
     data_parallel={"all_gather_copies": 2.0, "reduce_scatter_copies": 2.0, "no_sync": False, "regathers_root": True},
+    memory={"copies_gradients": True},
 )
 
 FAMILY = (DDP, PROFILER_TRAIN, FSDP, FSDP2, FMS_FSDP)

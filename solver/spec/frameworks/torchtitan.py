@@ -19,7 +19,7 @@ from solver.spec.framework import (
     Recomputation,
     TensorParallel,
 )
-from solver.spec.frameworks.pytorch import FSDP_STAGES
+from solver.spec.frameworks.pytorch import CLIPPING, FSDP_STAGES
 
 TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",
@@ -76,6 +76,7 @@ TORCHTITAN_2025 = Framework(
         accumulating_gemms=False,
         shards_units=True,
         accumulates_whole=True,
+        gradient_passes=CLIPPING,
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward
@@ -83,6 +84,8 @@ TORCHTITAN_2025 = Framework(
     # run_train.sh sets expandable_segments
     memory=MemoryUse(
         frees_gradients=True,
+        copies_gradients=True,
+        drops_logits=True,  # train.py: del pred; behind a pipeline its stage keeps them
         root_stays=("head",),
         allocator_gaps=(EXPANDABLE_GAPS, EXPANDABLE_GAPS),
         synchronisation_bytes=(4.0, 0.0),  # replicas alone are DDP's, whose buckets are as large as all gradients
@@ -139,7 +142,8 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     "2025-08",
     family="nemo-automodel",
     aliases=("nemo automodel", "automodel"),
-    flags={"grad_dtype": "bf16", "fused_norm": True},
+    # components/moe/parallelizer.py (apply_fsdp); of dense models components/distributed/config.py, bf16 in 2025's fsdp2.py
+    flags={"grad_dtype": "fp32", "fused_norm": True},
     can_run={
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": (), "compiles_tp_overlap": False,
         "casts_by_shards": False,  # parameters are bf16
@@ -161,7 +165,11 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
     data_parallel={"defers_sync": True},
     # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
-    memory={"weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0)},
+    memory={
+        "weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0),
+        "drops_logits": False,  # recipes/llm/train_ft.py keeps the model's output
+        "reduced_gradient_bytes": 2,  # FSDP2 casts what it reduced to the parameters' type
+    },
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 

@@ -92,6 +92,16 @@ def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
     assert found.memory.on_last_stage.tolist() == [True, False, False, False, False]
 
 
+def test_single_layers_are_recomputed_alone_whatever_the_chunks() -> None:
+    # 15 layers and the embedding in four chunks: of each layer its input is kept, 4,096 values of two bytes of 139,392 bytes
+    problem = make_problem(replace(MODEL, num_hidden_layers=30), 2, toy_cost(), framework="megatron-core")
+    ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    layout = problem.run.replace(**ends, dp=1, pp=2, vpp=4, schedule="interleaved", num_micro_batches=8, zero=0)
+    kept, whole = (memory_of_stages(estimated(problem, [layout.replace(recompute=level)]), 0).parts[MEMORY_PARTS.index(
+        "activations"), 0] for level in ("full", "none"))  # fmt: skip
+    assert kept / whole == pytest.approx(8192 / 139_392, rel=1e-9)
+
+
 def test_recomputation_by_hand() -> None:
     # one device, two layers: full recomputation saves each layer's input (32 * 64 * 2 bytes) and all of one layer
     problem = make_problem(TINY, 1, toy_cost(), **PLAIN)
@@ -317,6 +327,22 @@ def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
     assert found.memory.parts[MEMORY_PARTS.index("gradients"), 0] == 4 * elements / 8
     layers = TINY_LAYER * (2 * 2 + 2)
     assert found.memory.parts[MEMORY_PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64) + 2 * (256 * 64 + 64)
+
+
+def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None:
+    def buffers(framework: str) -> np.ndarray:
+        problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=framework, grad_dtype="fp32")
+        found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8)])
+        return gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 2:, 0]
+
+    head, ends = 256 * 64 + 64, 2 * 256 * 64 + 64
+    # two layers gathered, gradients of one in 16 bits and of the other in the fp32 buffer that is reduced; torchtitan's head is
+    # gathered at the loss alone, and ZeRO-2 has the gradients too
+    assert buffers("torchtitan-2026-02").tolist() == [[0, 2 * head], [6 * TINY_LAYER, 10 * TINY_LAYER]]
+    assert buffers("fsdp2").tolist() == [[0, 2 * ends], [6 * TINY_LAYER, 10 * TINY_LAYER + 2 * ends + 2 * head]]
+    # all of a model of less than a billion parameters
+    whole = 2 * (2 * TINY_LAYER + ends)
+    assert buffers("megatron-deepspeed").tolist() == [[0, whole], [0, whole]]
 
 
 def test_two_weight_ranks_hold_a_pool_too() -> None:
