@@ -13,7 +13,15 @@ from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
 from solver.step.muon import momentum_saved, more_than_even
 from solver.step.offload import gradients_here, states_on_host
-from solver.step.parameter_groups import elements_of, joined_ends, of_layers, partitions, shares_vocabulary, trained_elements
+from solver.step.parameter_groups import (
+    elements_of,
+    joined_ends,
+    of_layers,
+    partitions,
+    shard_ranks,
+    shares_vocabulary,
+    trained_elements,
+)
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds, over_kinds
@@ -68,7 +76,8 @@ def stage_state(
         weights += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zero_stages:
-            whole = piped & (zero == 2) | late & (zero > 1)
+            sharded = shares[name] > 1  # experts that nothing shards accumulate in the parameters' type
+            whole = (piped & (zero == 2) | late & (zero > 1)) & (sharded | (name != EXPERTS))
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             for table_of_zero, added in zip((weights, gradients, optimizer), held, strict=True):
                 table_of_zero[zero] += added
@@ -187,6 +196,21 @@ def kept_halves(problem: Problem) -> float:
     return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
 
 
+def _sharded_layers(
+    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Return the bytes of weights that are gathered of a layer of each kind, and its parameters whose gradients are reduced,
+    [kinds, splits] each: without the experts where their ranks hold no copies, so that nothing shards them."""
+    ranks = shard_ranks(problem, splits)
+    alone = (ranks[EXPERTS] == 1) if EXPERTS in ranks else np.zeros(len(splits), dtype=bool)
+    gathered, trained = [], []
+    for part, kind in zip(table.layers, problem.kinds.kinds, strict=True):
+        experts = gathered_bytes(problem, part, key, kind.quantised, [EXPERTS])
+        gathered.append(gathered_bytes(problem, part, key, kind.quantised, part.parameters_of) - alone * experts)
+        trained.append(trained_elements(problem, part, key) - alone * part.parameters_of[EXPERTS][key])
+    return np.array(gathered), np.array(trained)
+
+
 def _queued(problem: Problem, gathered: np.ndarray, trained: np.ndarray) -> np.ndarray:
     """Return the most bytes of gathered weights and whole gradients of Megatron-FSDP in a layer's backward pass: [splits].
 
@@ -218,9 +242,7 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    gathered = np.array([gathered_bytes(problem, part, key, kind.quantised, part.parameters_of)
-                         for part, kind in zip(table.layers, problem.kinds.kinds, strict=True)])  # fmt: skip
-    trained = np.array([trained_elements(problem, part, key) for part in table.layers])
+    gathered, trained = _sharded_layers(problem, table, key, splits)
     made = sizes.activation * trained * problem.framework.memory.copies_gradients
     queued = problem.framework.memory.communication_unit > 0
     fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained + made, axis=0)

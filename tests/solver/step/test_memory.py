@@ -453,6 +453,26 @@ def test_workspaces_grow_with_hopper_and_experts() -> None:
     assert dense == 3 * 32 * 2**20 and grouped == (2 + 5) * 32 * 2**20  # experts' GEMMs run on four more streams
 
 
+def test_experts_that_nothing_shards_are_not_gathered_and_keep_their_own_gradients(h100_model: CostModel) -> None:
+    # an expert of 3 * 128 * 64 on each of 4 ranks, beside attention, router and norms, whose whole gradients are fp32 until the
+    # last micro batch; those of experts are in the parameters' 16 bits. Sharded in pairs, they are gathered with the rest
+    experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
+    run = {**TINY_RUN, "framework": "nemo-automodel", "grad_dtype": "fp32"}
+    alone, pairs = (
+        estimated(problem, [problem.run.replace(ep=ep, zero=3, zero_shard_size=4, num_micro_batches=2)])
+        for problem in [make_problem(experts, 4, h100_model, **run)]
+        for ep in (4, 2)
+    )
+    dense, expert = 4 * 64 * 64 - 2 * 64 * 32 + 4 * 64 + 2 * 64, 3 * 128 * 64
+    ends = 2 * 256 * 64 + 64
+    assert parts(alone)["gradients"] == 4 * (2 * dense + ends) + 2 * 2 * expert
+    assert parts(pairs)["gradients"] == 4 * (2 * dense + ends) + 4 * 2 * 2 * expert
+    in_layer = [
+        gather_buffers(found.problem, found.table, found.terms.key, found.layouts.splits)[1, 3, 0] for found in (alone, pairs)
+    ]
+    assert in_layer == [(2 * 2 + 2 + 4) * dense, (2 * 2 + 2 + 4) * (dense + 2 * expert)]
+
+
 def test_buffers_of_hybrid_ep_by_hand(h100_model: CostModel) -> None:
     """Of 4 ranks in a domain: their 4 * 32 tokens of 64 values and 4 fp32 probabilities; over domains of 2 twice, 2 each."""
     experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
