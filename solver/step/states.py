@@ -73,7 +73,7 @@ def stage_state(
             weights[3] += problem.element_bytes.activation * partitioned
             continue
         trained += elements
-        weights += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
+        weights += _weight_copies(problem, table, key, stages, stage, name, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zero_stages:
             sharded = shares[name] > 1  # experts that nothing shards accumulate in the parameters' type
@@ -87,14 +87,10 @@ def stage_state(
 
 
 def _weight_copies(
-    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str, elements: np.ndarray,
-    share: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """Return the bytes of 16-bit copies under autocast and of quantised ones of a group's weights, [4 ZeRO stages, splits]."""
+    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str, share: np.ndarray
+) -> np.ndarray:
+    """Return the bytes of quantised copies of a group's weights, [4 ZeRO stages, splits]."""
     out, kept = np.zeros((4, len(key))), problem.weight_recipe
-    if problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF:
-        # the vocabulary's projection is a linear among the others
-        out[:3] += HALF * (elements if name != OTHERS else stages.has_head[stage] * table.head.parameters_of[OTHERS][key])
     if kept is not None and name != OTHERS:
         quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
         of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
@@ -102,6 +98,15 @@ def _weight_copies(
         if kept.sharded and problem.framework.memory.keeps_shards:
             out[3] += (kept.sharded - HALF) * of_kinds / share
     return out
+
+
+def autocast_weights(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+    """Return the bytes of the 16-bit copies that autocast makes in a forward pass: of the linears of a stage's layers, and of
+    its head, [2, splits]. None where weights have 16 bits."""
+    if not problem.framework.memory.fp32_weights or problem.element_bytes.activation != HALF:
+        return np.zeros((2, len(key)))
+    elements = sum(elements_of(problem, table, key, stages, stage, name) for name in (LINEARS, EXPERTS))
+    return HALF * np.array([elements, stages.has_head[stage] * table.head.parameters_of[OTHERS][key]])
 
 
 def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.ndarray:

@@ -15,6 +15,7 @@ from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.overlap import contention
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Table
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of
@@ -47,10 +48,20 @@ def test_fp32_weights_and_states_are_16_bytes_per_parameter() -> None:
     parameters = 2 * (36_864 + 128) + 2 * 16_384 + 64
     for precision in ("fp32", "bf16"):
         found = tiny(precision=precision)
-        static = found.memory.parts[:3, 0]
-        # autocast's backward pass keeps 16-bit copies of the linears', and of the head's
-        cast = 2.0 * (2 * 36_864 + 16_384 + 64) * (precision == "bf16")
-        assert static.tolist() == [4.0 * parameters + cast, 4.0 * parameters, 8.0 * parameters]
+        assert found.memory.parts[:3, 0].tolist() == [4.0 * parameters, 4.0 * parameters, 8.0 * parameters]
+
+
+def test_copies_of_autocast_come_and_go_with_the_activations() -> None:
+    # at the loss of 256 sequences: of the linears of both layers, unless they are recomputed, and of the head; 2 bytes each
+    for level, layers in (("none", 2), ("full", 0)):
+        layout = {"recompute": level, "micro_batch_size": 256, "num_micro_batches": 2}
+        found = tiny(layout=layout, precision="bf16", framework="profiler-train")
+        held = dict(zip(MEMORY_PARTS, found.memory.parts[:, 0], strict=True))
+        layer, head = found.table.layers[0], found.table.head
+        saved = layer.saved[int(Recompute[level.upper()]), 0]
+        assert held["activations"] == 2 * saved + layers * 2 * 36_864
+        assert held["loss"] == head.saved[0, 0] + head.transient[0] + 2 * (16_384 + 64)
+        assert sum(held.values()) == found.memory.allocated[0]
 
 
 def test_ddp_keeps_buckets_as_large_as_all_gradients_and_casts_its_weights() -> None:

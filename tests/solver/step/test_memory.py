@@ -303,8 +303,7 @@ def test_zero_3_shards_the_only_master_weights() -> None:
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="profiler-train", grad_dtype="fp32")
     found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in (1, 3)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
-    cast = 2 * (2 * 36_864 + 256 * 64 + 64) / elements  # the linears' and the head's
-    np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4 + cast, 4, 8 / 8], [0, 0, 12 / 8]], rtol=1e-12)
+    np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4, 4, 8 / 8], [0, 0, 12 / 8]], rtol=1e-12)
 
 
 def test_megatron_fsdp_keeps_what_its_communication_unit_holds() -> None:
@@ -582,8 +581,9 @@ def test_experts_are_updated_after_all_else_whose_wide_copies_are_gone_by_then()
 
 @pytest.mark.parametrize("seq", [32, 256])
 def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) -> None:
-    """At the loss of one of two micro batches there are gradients of the other; the only one has none there, and after its
-    backward pass all of them beside the activations and the working set of the first layer."""
+    """At the loss of one of two micro batches there are gradients of the other; the only one has none there. When the backward
+    pass of its first layer begins there are that layer's activations and the gradients of all but it and the embedding; if
+    these are more than the layer's activations, all gradients at the end are the peak."""
     problem = make_problem(replace(TINY, num_hidden_layers=4), 1, toy_cost(), seq_len=seq, compile=True, grad_dtype="fp32",
                            framework="profiler-train")  # fmt: skip
     found = estimated(problem, [problem.run.replace(zero=0, num_micro_batches=m) for m in (1, 2)])
@@ -593,6 +593,5 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
     if gradients < two["activations"]:  # the loss is the peak of both
         assert one == {**two, "gradients": 0.0}
     else:
-        working = 32 * 2 * (64 + 2 * 128 + 64)  # gradients of the stream, of gate and up, and of their input
-        assert one == {**two, "activations": two["activations"] / 4, "backward_buffers": working, "loss": 0.0}
+        assert one == {**two, "activations": 0.0, "backward_buffers": 0.0, "loss": 0.0}
     assert found.memory.allocated[0] == sum(one.values())
