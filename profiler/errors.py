@@ -67,9 +67,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def closest(word: str, known: Iterable[str], least: float = 0.65) -> str:
-    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string.
+    """Return `` (did you mean 'x'?)`` where a known word resembles ``word`` or has its letters as initials (mbs:
+    micro_batch_size), else an empty string.
 
     least: of difflib's ratio; words with parts in common need more.
     """
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=least)
+    words = list(known)
+    found = difflib.get_close_matches(str(word), words, n=1, cutoff=least)
+    found = found or [name for name in words if "_" in name and "".join(part[:1] for part in name.split("_")) == word]
     return f" (did you mean {found[0]!r}?)" if found else ""

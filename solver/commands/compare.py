@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from profiler.errors import InputError, printable
+from profiler.errors import InputError, closest, printable
 from solver.api import configured_strategy, estimate, time_attention, without_filling
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.options.batch import batch_or_default
@@ -42,8 +42,8 @@ def add_compare_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a comparison."""
     p.add_argument(
         "sides", nargs="+", metavar="SIDE",
-        help=f"what a side has otherwise than the options say: a config file, or NAME=VALUE,... of {', '.join(_OPTIONS)}, an "
-        f"axis of a layout or a constant of a run; {_AS_STATED} for the options as they are",
+        help=f"2 to {_MOST}, each with what it has otherwise than the options say: a config file, or NAME=VALUE,... of "
+        f"{', '.join(_OPTIONS)}, an axis of a layout or a constant of a run; {_AS_STATED} for the options as they are",
     )  # fmt: skip
     add_machine_arguments(p)
     add_world_size_argument(p)
@@ -61,7 +61,8 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         sides = [_named_side(args, text) for text in args.sides]
     for number, (side, inputs, _) in enumerate(sides, 1):
         console.print(f"{number}: {side.name}: {side.headline()}; {inputs.said}", markup=False)
-    for note in dict.fromkeys(note for _, inputs, rounded in sides for note in inputs.notes(rounded).split("\n") if note):
+    noted = (inputs.notes(rounded, stated=set(AXES) & inputs.config.layout.keys()) for _, inputs, rounded in sides)
+    for note in dict.fromkeys(note for notes in noted for note in notes.split("\n") if note):
         console.print(note, markup=False)
     found = [side for side, *_ in sides]
     console.print(comparison_table(found))
@@ -138,8 +139,8 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
         setattr(options, _OPTIONS[word], Path(str(value)) if word == "config" else value if word in _NUMBERS else str(value))
     unknown = next((name for name in said if name not in Strategy.__dataclass_fields__), None)
     if unknown is not None:
-        words = ", ".join((*_OPTIONS, *AXES))
-        raise InputError(f"{printable(unknown)} is none of {words}, and no constant of a run, as --set has them")
+        words, meant = ", ".join((*_OPTIONS, *AXES)), closest(unknown.lower(), (*_OPTIONS, *Strategy.__dataclass_fields__))
+        raise InputError(f"{printable(unknown)}{meant} is none of {words}, and no constant of a run, as --set has them")
     constants = (parse_constants(args.set) if args.set else {}) | said
     options.set = ",".join(f"{name}={value}" for name, value in constants.items())
     return options, axes

@@ -26,8 +26,10 @@ from solver.report.plan import Machine, Training, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows, plan_table
 from solver.search.fixed import parse_fixed
 from solver.step.memory import FITS
+from solver.step.problem import Problem
 
 _LEAST, _MOST = 8, 16384
+_FEW_TOKENS = 1e6  #: fewer than a step of any batch that is not stated has
 _APART = 1.02  #: a factor beyond which the kernels of a measured machine and of one derived from it are not compared in silence
 #: Options that name one machine, or its price.
 _OF_ONE = ("profile", "as_device", "cluster", "pre_profiling_data_path", "learned", "price")
@@ -65,6 +67,8 @@ def plan(args: argparse.Namespace, console: Console) -> None:
             "the first no more than the second"
         )
     check_interruptions(args)
+    if args.tokens < (args.global_batch_size or _FEW_TOKENS):
+        raise InputError(f"--tokens is {args.tokens:g}, which is less than a step; write 15e12 for 15 trillion")
     check_picture("plot", args.plot)
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
@@ -179,16 +183,26 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
     stated = load_cluster(args.cluster) if args.cluster else {}
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
 
+    told = (
+        "world_size" not in inputs.config.layout and {"all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s"} & stated.keys()
+    )
+
     def batch(world: int) -> int:
         return _sequences(args, inputs, world)[0]
+
+    def on(world: int) -> Problem:
+        if not told:
+            return problem.for_world(world, domain)
+        options = argparse.Namespace(**{**vars(args), "world_size": world})  # what an all-reduce over all of these reached
+        return load_inputs(options, inputs.config, of_sweep=True).problem
 
     fixed, front = parse_fixed(args.fix or ""), f"{machine.name}: " if machine.name else ""
     try:
         worlds = worlds_between(args.min_gpus, args.max_gpus, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found, none = trainings(
-                problem, batch, args.tokens, worlds, report,
-                machine=replace(machine, watts=_watts(inputs.profile)), domain=domain, fixed=fixed, jobs=args.jobs,
+                on, batch, args.tokens, worlds, report,
+                machine=replace(machine, watts=_watts(inputs.profile)), fixed=fixed, jobs=args.jobs,
             )  # fmt: skip
     except InputError as error:
         return [], f"{front}{error}"

@@ -42,6 +42,8 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
             raise InputError(
                 f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
                 f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
+                + f"; {tokens} sequences are {tokens * seq_len}"
+                * (tokens < seq_len)
             )
         return tokens // seq_len, ""
     while tokens < seq_len * group and group > 1:

@@ -35,11 +35,15 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
 
 def _other_framework(config: RunConfig, of: Problem) -> Iterator[str]:
     other = of_another_framework(config, of.run.framework)
-    lost = [key for key, value in other.items() if key != "framework" and value != getattr(of.run, key)]
+    lost = [
+        f"{key} {value} (now {getattr(of.run, key)})"
+        for key, value in other.items()
+        if key != "framework" and value != getattr(of.run, key)
+    ]
     if lost:
         yield (
             f"not taken over from the config of {config.layout.get('framework', DEFAULT_FRAMEWORK)}, as {of.run.framework} is "
-            f"asked for: {', '.join(lost)}; that framework's own settings are taken"
+            f"asked for: {', '.join(lost)}; --set takes one over"
         )
 
 

@@ -17,7 +17,7 @@ from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import errors_of, normal_cdf, own_stds
 from solver.report.words import PART_NAMES, between, seconds
-from solver.step.memory import FITS, MEMORY_PARTS
+from solver.step.memory import AT_RISK, MEMORY_PARTS, OUT_OF_MEMORY
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
 
@@ -77,8 +77,17 @@ def _run_of(side: Side) -> tuple[Any, ...]:
 
 
 def verdicts(sides: Sequence[Side]) -> list[str]:
-    """Return a sentence on every side but the first: how much faster or slower it is, how sure that is, and if it fits."""
+    """Return a sentence on every side but the first: how much faster or slower it is, and how sure that is; before them which
+    sides cannot run for want of memory, after them which may not."""
+    fits = [side.solutions.verdict(0) for side in sides]
+    cannot, may_not = ([f"{n}" for n, verdict in enumerate(fits, 1) if verdict == word] for word in (OUT_OF_MEMORY, AT_RISK))
     first, lines = sides[0], []
+    if len(cannot) == len(sides):
+        lines.append(
+            "No side fits in memory, so these are times of runs that cannot be; foretrain search finds layouts that fit"
+        )
+    elif cannot:
+        lines.append(f"Out of memory, so that what is said of its time is of a run that cannot be: {', '.join(cannot)}")
     for number, side in enumerate(sides[1:], 2):
         change, sure = side.tgs / first.tgs - 1, probability_faster(side, first)
         if abs(change) < _SAME:
@@ -91,9 +100,7 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
         lines.append(
             f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{uncertainty}"
         )
-    fits = [side.solutions.verdict(0) for side in sides]
-    short = [f"{number} ({verdict})" for number, verdict in enumerate(fits, 1) if verdict != FITS]
-    return lines + ([f"Not sure to fit in memory: {', '.join(short)}"] if short else [])
+    return lines + ([f"Not sure to fit in memory: {', '.join(may_not)}"] if may_not else [])
 
 
 def comparison_table(sides: Sequence[Side]) -> Table:

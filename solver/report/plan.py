@@ -75,28 +75,26 @@ class Training:
 
 
 def trainings(
-    problem: Problem,
+    on: Callable[[int], Problem],
     batch: Callable[[int], int],
     tokens: float,
     worlds: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
     *,
     machine: Machine = UNNAMED,
-    domain: int = 0,
     fixed: Mapping[str, Any] | None = None,
     jobs: int = 1,
 ) -> tuple[list[Training], dict[int, str]]:
     """Return the training of ``tokens`` on each of ``worlds`` GPUs that the batch divides over and on which something fits, and
     why there is none on the others.
 
-    batch: sequences of a step on so many GPUs. domain: GPUs that share the fastest links where that is more than a node, of
-    which each job gets the part that divides it.
+    on, batch: the problem, and the sequences of a step, on so many GPUs.
     Raises InputError where nothing fits on any of them.
     """
     found, none = [], {}
     for number, world in enumerate(worlds, 1):
         try:
-            _, result = search_with_strings(problem.for_world(world, domain), batch(world), 1, fixed=fixed, jobs=jobs)
+            _, result = search_with_strings(on(world), batch(world), 1, fixed=fixed, jobs=jobs)
         except InputError as error:
             none[world] = str(error)
         else:

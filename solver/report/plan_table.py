@@ -8,12 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
+from predictor.estimate import Z90
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
 from solver.report.goodput import Goodput
 from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
+from solver.report.uncertainty import normal_cdf
 from solver.report.words import gibibytes, rounded, seconds
 from solver.step.memory import FITS
 
@@ -34,7 +36,20 @@ def answer(found: Sequence[Training], days: float | None, budget: float | None) 
         word = "Fastest" if days is not None else "Cheapest"
         return f"Nothing within {limits}. {word}: {_in_words(near)}."
     kind = "Fastest" if days is None and budget is not None else "Cheapest"
-    return f"{kind}{f' within {limits}' if limits else ''}: {_in_words(chosen)}."
+    return f"{kind}{f' within {limits}' if limits else ''}: {_in_words(chosen)}.{_how_sure(found, chosen, days, budget)}"
+
+
+def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, budget: float | None) -> str:
+    """Return how probable it is that a training meets the deadline, and which is the cheapest that almost surely does."""
+    if days is None:
+        return ""
+    low, middle, high = chosen.days
+    spread = math.log(high / low) / (2 * Z90)
+    said = f" It meets {days:g} days with {min(float(normal_cdf(math.log(days / middle) / spread)), 0.999):.0%} probability"
+    sure = cheapest([one for one in found if one.days[2] <= days], days, budget)
+    if sure is None or sure is chosen:
+        return f"{said}."
+    return f"{said}; the cheapest of those that do with 95%: {_in_words(sure)}."
 
 
 def _in_words(one: Training) -> str:

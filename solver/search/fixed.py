@@ -49,7 +49,7 @@ def parse_constants(text: str) -> dict[str, Any]:
                 f"--set {name}: it is an axis of a search; foretrain search --fix {name}=... fixes it, or a config states it"
             )
         if name not in constants:
-            known = f"{closest(name, constants)}; constants are {', '.join(constants)}"
+            known = f"{closest(name.lower(), (*constants, *AXES))}; constants are {', '.join(constants)}"
             raise InputError(f"--set {name}: it is no constant of a run{known}")
     return found
 
@@ -78,7 +78,7 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
     """Raise InputError for what is no axis of a search or no value of it."""
     for name, value in fixed.items():
         if name not in AXES:
-            raise InputError(f"{name} is no axis of a search; axes are {', '.join(AXES)}")
+            raise InputError(f"{name} is no axis of a search{closest(name.lower(), AXES)}; axes are {', '.join(AXES)}")
         if name in WHOLE_NUMBERS:
             whole_number(name, value)
         elif name in LAYOUT_FLAGS:

@@ -12,6 +12,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
+from solver.spec.alignment import quantised_broken
 from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, Recompute, TpMode
 from solver.spec.division import (
     context_runs,
@@ -108,7 +109,7 @@ def _tensor_broken(problem: Problem, tp: int) -> str:
         return "attention heads do not divide by tp"
     if not tensor_parallel_runs(problem.framework.can_run, problem.model, tp):
         return f"{problem.framework.name} does not run that tp"
-    return ""
+    return quantised_broken(problem.model, problem.run.precision, tp)
 
 
 def _context_broken(problem: Problem, tp: int, cp: int) -> str:

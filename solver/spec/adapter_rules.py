@@ -14,7 +14,7 @@ def adapter_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         return ()
     what = f"lora_rank {s.lora_rank}: adapters are not described with"
     return (
-        (framework.can_run.adapters, f"{what} {framework.name}"),
+        (framework.can_run.adapters, f"{what} {framework.name}; they are with nemo-automodel"),
         (not model.is_mixture_of_experts, f"{what} experts, which {model.name} has"),
         (not model.has_latent_attention, f"{what} latent attention, which {model.name} has"),
         (not model.num_nextn_predict_layers, f"{what} multi-token prediction, which {model.name} has"),

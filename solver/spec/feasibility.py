@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from profiler.errors import InputError, require
 from solver.spec.adapter_rules import adapter_rules
+from solver.spec.alignment import quantised_broken
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.can_run import CanRun
 from solver.spec.choices import ONE_F_ONE_B, V_SHAPED, TpMode
@@ -316,6 +317,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
     unmet, unrun = exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
+        (not (odd := quantised_broken(model, s.precision, s.tp)), odd),
         (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
         (heads_divide_by_cp(model, s, s.tp, s.cp), _heads_undivided(model, s)),
         *size_rules(model, s),

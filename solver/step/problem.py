@@ -14,6 +14,7 @@ from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
 from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
+from solver.spec.alignment import quantised_broken, unaligned
 from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
 from solver.spec.fp8_attention_rules import fp8_attention_broken
@@ -57,7 +58,13 @@ class Problem:
     def left_out(self) -> tuple[str, ...]:
         """What model and run cost, in time or memory, beyond what is priced, in words."""
         caps = left_out_of_caps(self.model, self.run)
-        return (*self.model.unmodelled, *self.run.unmodelled, *graphs_left_out(self.model, self.run), *caps)
+        return (
+            *self.model.unmodelled,
+            *unaligned(self.model),
+            *self.run.unmodelled,
+            *graphs_left_out(self.model, self.run),
+            *caps,
+        )
 
     @property
     def weight_recipe(self) -> WeightRecipe | None:
@@ -124,7 +131,8 @@ class Problem:
         cluster = whole.for_world(world)
         checked = self.checks_collectives or self.run.collective_checks  # what all-reduces over this world told
         run = self.run.replace(world_size=world, dp=world, collective_checks=checked)
-        return replace(self, run=run, cluster=cluster, cost=self.cost.for_world(world, cluster.gpus_per_domain))
+        cost = replace(self.cost.for_world(world, cluster.gpus_per_domain), leaf_switches=cluster.leaf_switches(world))
+        return replace(self, run=run, cluster=cluster, cost=cost)
 
 
 def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
@@ -136,7 +144,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     check_model(model, run.seq_len)
     require([soft_cap_rule(framework_of(run.framework), model, run)])
     check_host(cluster, run)
-    _check_format(run, cost.device)
+    _check_format(model, run, cost.device)
     if broken := fp8_attention_broken(model, run, cost.device):
         raise InputError(broken)
     cluster = cluster.for_world(run.world_size)
@@ -151,12 +159,15 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
 
 
-def _check_format(run: Strategy, device: Device) -> None:
+def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
     """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, and
-    for a generation of FlashAttention that was written for later devices. Also where the framework has no such formats."""
+    for a generation of FlashAttention that was written for later devices. Also where the framework has no such formats, and
+    where they do not fit the model's sizes."""
     framework = framework_of(run.framework)
     if run.precision in QUANTISED and not framework.can_run.quantised:
         raise InputError(f"precision {run.precision} is none of {framework.name}'s, whose linears are 16-bit or fp32")
+    if odd := quantised_broken(model, run.precision):
+        raise InputError(odd)
     if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
         raise InputError(f"precision {run.precision} does not run on {device.name}, whose number formats are {known}")

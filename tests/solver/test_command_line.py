@@ -251,7 +251,7 @@ def test_settings_that_another_framework_does_not_take_over_are_named(tmp_path: 
     path = tmp_path / "run.json"
     layout = {"framework": "megatron-core", "tp": 2, "cross_entropy_fusion": True, "moe_dispatcher": "alltoall"}
     path.write_text(json.dumps({"model": "llama3_8b", "layout": layout}))
-    said = "not taken over from the config of megatron-core, as nanotron is asked for: cross_entropy_fusion; that"
+    said = "as nanotron is asked for: cross_entropy_fusion True (now False); --set"
     assert said in " ".join(works("--config", path, "--world_size", 8, "--framework", "nanotron").split())
     assert "not taken over" not in works("--config", path, "--world_size", 8, "--framework", "megatron-core")
 

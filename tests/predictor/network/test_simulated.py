@@ -161,7 +161,7 @@ def test_other_numbers_of_gpus_are_simulated_as_such() -> None:
     assert (other.run, other.cluster) == (larger.run, larger.cluster)
     theirs = larger.cost.collective("all_gather", 1e8, 1, 2).seconds  # over more nodes than the smaller job has
     assert other.cost.collective("all_gather", 1e8, 1, 2).seconds == theirs > 0
-    found, none = trainings(problem, lambda _: 64, 1e9, [8, 16, 32])
+    found, none = trainings(problem.for_world, lambda _: 64, 1e9, [8, 16, 32])
     assert [one.world_size for one in found] == [8, 16] and [*none] == [32]
     with pytest.raises(InputError, match="32 GPUs do not fit on Spectrum-X_16g"):
         problem.for_world(32)

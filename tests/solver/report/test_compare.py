@@ -160,7 +160,7 @@ def test_a_side_names_an_axis_and_what_needs_it(tmp_path: Path) -> None:
     [
         (["."], "1 side(s): compare 2 to 6"),
         (["tp=4", "tp=4"], "tp=4 is given twice"),
-        ([".", "tpp=4"], "side tpp=4: tpp is none of config, model_size, "),
+        ([".", "tpp=4"], "side tpp=4: tpp (did you mean 'tp'?) is none of config, model_size, "),
         ([".", "tp=3"], "side tp=3: 7B_internlm2: tp * cp * pp is 3, which does not divide world_size 16"),
         ([".", "recompute=some"], "side recompute=some: recompute is 'some'; it must be one of"),
         ([".", "world_size=0"], "side world_size=0: world_size is 0; it must be a whole number"),
@@ -173,6 +173,16 @@ def test_a_side_names_an_axis_and_what_needs_it(tmp_path: Path) -> None:
 def test_wrong_sides_are_refused(sides: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--config", CONFIG, "--world_size", "16", *sides]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_sides_that_do_not_fit_are_said_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", "--model_size", "llama3_70b", "--framework", "megatron-core", "--world_size", "64", ".")
+    assert main([*words, "recompute=full"]) == 0
+    said = capsys.readouterr().out
+    assert "the config states no layout: each size is 1" in said
+    assert said.index("No side fits in memory") < said.index("2 is ")
+    assert main([*words, "tp=8,pp=8,recompute=full"]) == 0
+    assert "Out of memory, so that what is said of its time is of a run that cannot be: 1" in capsys.readouterr().out
 
 
 def run(*words: str, at: Path) -> dict[str, Any]:

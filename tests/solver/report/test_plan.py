@@ -26,8 +26,8 @@ MODEL = load_run_config("configs/models/llama3_8b.json").model
 
 def test_days_by_hand(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    ((one,), _) = trainings(problem, lambda _: 512, 1e12, [64])
-    ((rented,), _) = trainings(problem, lambda _: 512, 1e12, [64], machine=Machine("h100_sxm", 2.5, 700.0))
+    ((one,), _) = trainings(problem.for_world, lambda _: 512, 1e12, [64])
+    ((rented,), _) = trainings(problem.for_world, lambda _: 512, 1e12, [64], machine=Machine("h100_sxm", 2.5, 700.0))
     assert rented.money == pytest.approx(rented.gpu_hours * 2.5) and rented.energy_mwh == pytest.approx(rented.gpu_hours * 7e-4)
     assert one.money is None and (one.cost, rented.cost) == (one.gpu_hours, rented.money)
     best = search(make_problem(MODEL, 64, h100_model, 8192, framework="megatron-core", precision="bf16"), 512, 1).best
@@ -40,7 +40,7 @@ def test_days_by_hand(h100_model: CostModel) -> None:
 
 def test_more_gpus_take_fewer_days_and_more_gpu_hours(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    found, none = trainings(problem, lambda _: 512, 1e12, worlds_between(8, 512, 8))
+    found, none = trainings(problem.for_world, lambda _: 512, 1e12, worlds_between(8, 512, 8))
     assert [one.world_size for one in found] == worlds_between(8, 512, 8) and not none
     found = [one for one in found if one.world_size & (one.world_size - 1) == 0]  # the others leave stages with fewer layers
     days, hours = [one.days[1] for one in found], [one.gpu_hours for one in found]
@@ -72,7 +72,7 @@ def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
     large = load_run_config("configs/models/llama3_405b.json").model
     problem = make_problem(large, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
     with pytest.raises(InputError, match="no number of GPUs from 8 to 16 works; of the last: llama3_405b fits on 16"):
-        trainings(problem, lambda _: 64, 1e12, [8, 16])
+        trainings(problem.for_world, lambda _: 64, 1e12, [8, 16])
 
 
 def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +87,28 @@ def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.Captur
     assert all(row["days_interval"][0] < row["days"] < row["days_interval"][1] for row in rows)
     assert main(["plan", "--model_size", "llama3_8b", "--tokens", "-1"]) == 2
     assert "--tokens is -1.0; it must be a positive number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("figures", [{"all_reduce_busbw_gb_s": 15}, {"gpus_per_leaf": 16, "oversubscription": 4}])
+def test_each_number_of_gpus_has_the_network_that_a_search_there_has(figures: dict[str, float], tmp_path: Path) -> None:
+    cluster, out = tmp_path / "cluster.json", tmp_path / "out.json"
+    cluster.write_text(json.dumps({"hardware": "h100_sxm", "inter_node_gbit_per_gpu": 200, **figures}))
+    common = ["--model_size", "llama3_8b", "--framework", "megatron-core", "--cluster", str(cluster), "--json", str(out)]
+    assert main(["plan", *common, "--tokens", "1e12", "--min_gpus", "8", "--max_gpus", "64", "--fix", "tp=8,cp=1"]) == 0
+    planned = {row["world_size"]: row["tgs"] for row in json.loads(out.read_text())["plan"]}
+    assert sorted(planned) == [8, 16, 24, 32, 48, 64]
+    for world in (16, 64):
+        assert main(["search", *common, "--world_size", str(world), "--fix", "tp=8,cp=1"]) == 0
+        assert json.loads(out.read_text())["best"][0]["tgs"] == pytest.approx(planned[world], rel=1e-9)
+
+
+def test_several_machines_say_how_sure_the_cheapest_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e12 --days 8 --min_gpus 64 --max_gpus 256"
+    assert main([*words.split(), "--machines", "h100_sxm=2,mi300x=1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It meets 8 days with " in said and "the cheapest of those that do with 95%: " in said
+    assert main(["plan", "--model_size", "llama3_8b", "--tokens", "15000"]) == 2
+    assert "--tokens is 15000, which is less than a step; write 15e12" in " ".join(capsys.readouterr().err.split())
 
 
 def test_energy_is_that_of_the_device_file(tmp_path: Path) -> None:
@@ -104,7 +126,7 @@ def test_energy_is_that_of_the_device_file(tmp_path: Path) -> None:
 def offers(h100_model: CostModel) -> list[Training]:
     """Two machines of 64 to 256 GPUs: 40, 20 and 10 days, and half of that at three times the price."""
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    ((one,), _) = trainings(problem, lambda _: 512, 1e12, [64])
+    ((one,), _) = trainings(problem.for_world, lambda _: 512, 1e12, [64])
     slow, fast = Machine("slow", 1.0), Machine("fast", 3.0)
     return [
         replace(one, world_size=world, days=(0.9 * days, days, 1.1 * days), machine=machine)
@@ -142,12 +164,12 @@ def test_the_answer_in_words(offers: list[Training]) -> None:
 
 def test_a_layout_that_may_not_fit_is_told(h100_model: CostModel) -> None:
     whole = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    best = trainings(whole, lambda _: 512, 1e12, [64])[0][0].result.best
+    best = trainings(whole.for_world, lambda _: 512, 1e12, [64])[0][0].result.best
     peak, bound = float(best.memory.device[0]), float(best.memory.bound[0])
     tight, ample = (
         replace(whole, cluster=replace(whole.cluster, memory_bytes=size)) for size in ((peak + bound) / 2, 4 * bound)
     )
-    (sure,), (risky,) = (trainings(problem, lambda _: 512, 1e12, [64])[0] for problem in (ample, tight))
+    (sure,), (risky,) = (trainings(problem.for_world, lambda _: 512, 1e12, [64])[0] for problem in (ample, tight))
     assert "memory" not in answer([sure], None, None) and risky.result.best.verdict(0) == "AT RISK"
     told, memory = answer([risky], None, None), risky.result.best.memory
     peak, bound = float(memory.device[0]), float(memory.bound[0])

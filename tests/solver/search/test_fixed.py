@@ -55,7 +55,7 @@ def test_the_text_of_the_option() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("tpp=8", "tpp is no axis of a search; axes are tp_mode"), ("tp", "give each axis once, as in tp=8"),
+    [("tpp=8", "tpp is no axis of a search (did you mean 'tp'?); axes are tp_mode"), ("tp", "give each axis once, as in tp=8"),
      ("tp=8,tp=4", "give each axis once"),
      ("tp=0", "tp is 0; it must be a whole number of at least 1"), ("tp=two", "tp is 'two'; it must be a whole number"),
      ("schedule=dualpipe", "dualpipev (DualPipe with pp stages is dualpipev with half as many and twice the replicas"),
