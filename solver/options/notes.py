@@ -12,6 +12,7 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 _SHOWN_KEYS = 6  #: names of keys in a note
+_SAID = ("zero", "grad_dtype", "framework", "precision")  #: what reports say elsewhere, or vary
 
 
 def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_gpus: bool) -> Iterator[str]:
@@ -24,6 +25,7 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
         yield "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
     yield from _other_framework(config, of)
     yield from _gradient_type(config, of)
+    yield from _as_the_framework(config, of)
     if 0 < (positions := config.model.max_position_embeddings) < of.run.seq_len:
         yield f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}"
     yield from _idle(config, of)
@@ -53,6 +55,21 @@ def _gradient_type(config: RunConfig, of: Problem) -> Iterator[str]:
             f"gradients are accumulated and reduced in {of.run.grad_dtype}, as {of.framework.name}'s performance recipes do; "
             "--set grad_dtype=fp32 as its other recipes do"
         )
+
+
+def _as_the_framework(config: RunConfig, of: Problem) -> Iterator[str]:
+    """Yield which settings that nobody stated are the framework's own, where these are not what every framework has."""
+    own = {key: value for key, value in {**of.framework.flags, **of.framework.best_practice}.items() if key not in _SAID}
+    taken = [key for key, value in own.items() if getattr(of.run, key) == value != getattr(Strategy, key)]
+    idle = idle_settings(taken, of.model, of.run.precision, of.framework)
+    of_experts = ["moe_dispatcher"] * (of.model.is_mixture_of_experts and "moe_dispatcher" not in taken)
+    words = [
+        key if own.get(key) is True else f"{key} {str(getattr(of.run, key)).lower()}"
+        for key in (*taken, *of_experts)
+        if key not in idle and key not in config.layout
+    ]
+    if words:
+        yield f"as {of.framework.name} has it unless told (--set): {', '.join(words)}"
 
 
 def _idle(config: RunConfig, of: Problem) -> Iterator[str]:

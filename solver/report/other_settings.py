@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from solver.formats.cases import MEMORY_KINDS
+from solver.search.hints import dispatchers_on
+from solver.spec.expert_rules import dispatch_broken, overlap_runs, predicted_beside
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
@@ -63,8 +65,23 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
         yield f"attention is FlashAttention {words}", replace(problem, cost=cost), layout
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")
-    for words, change in _flags(problem, layout):
+    for words, change in (*_flags(problem, layout), *_exchanges(problem, layout)):
         yield words, replace(problem, run=problem.run.replace(**change)), layout.replace(**change)
+
+
+def _exchanges(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (words, changed fields) of other ways in which tokens could reach their experts."""
+    can = problem.framework.can_run
+    if layout.ep == 1:
+        return
+    for how in dispatchers_on(problem):
+        if how != layout.moe_dispatcher and not dispatch_broken(layout.replace(moe_dispatcher=how)):
+            yield f"tokens are exchanged by {how}", {"moe_dispatcher": how}
+    overlaps = not layout.moe_exchange_overlap
+    further = predicted_beside(problem.framework, problem.model)
+    if can.overlaps_exchange and overlap_runs(overlaps, layout.pp, layout.vpp, layout.recompute, further):
+        words = "runs beside another micro batch's compute" if overlaps else "runs alone"
+        yield f"the exchange of tokens {words}", {"moe_exchange_overlap": overlaps}
 
 
 def _flags(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -51,6 +51,8 @@ def _changes(problem: Problem, best: Strategy) -> Iterator[dict[str, Any]]:
         yield {"attention": "flash"}
     if model.is_mixture_of_experts:
         yield from ({"moe_dispatcher": how} for how in dispatchers_on(problem) if how != run.moe_dispatcher)
+        if framework.can_run.overlaps_exchange and not run.moe_exchange_overlap:
+            yield {"moe_exchange_overlap": True}
     offered = [name for name in modules_of(framework, model) if name in framework.can_run.recompute_modules and name in _CHEAP]
     if best.recompute != "none" and offered:
         yield {"recompute_modules": "+".join(offered)}
@@ -86,7 +88,7 @@ def _tried(result: SearchResult, layouts: list[Strategy], change: dict[str, Any]
     found = estimate_layouts(other, Layouts.of(runs))
     seconds = np.where(found.fits, found.times.seconds, np.inf)
     index = int(np.argmin(seconds))
-    text = ",".join(f"{key}={value}" for key, value in change.items())
+    text = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in change.items())
     return Hint(text, float(seconds[index] / result.best.times.seconds[0]) - 1, found, index) if found.fits[index] else None
 
 
