@@ -115,7 +115,7 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
     if passes := shapes.framework.kernels.loss_metric:
         exchange += memory_bound("metric", "loss", "residual", logits, passes * FP32, 0.0, ())
     fused = shapes.run.cross_entropy_fusion or _compiled(shapes)
-    if shapes.framework.kernels.wide_logits and fused:
+    if shapes.framework.kernels.wide_logits and fused:  # the chain of kernels has a cast of its own
         cast = shapes.element + FP32
         exchange += memory_bound("logits.cast", "loss", "residual", logits, cast, cast, ())
         return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, 2 * FP32, 2 * FP32, ()), *exchange]
@@ -158,7 +158,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     if _with_projection(shapes):  # the gradient of the input is kept; the logits of one chunk come and go, also in fp32
         inputs = shapes.tokens * shapes.model.hidden_size
         return inputs * shapes.element, inputs * (shapes.element + FP32) + dummy
-    if shapes.framework.kernels.wide_logits and shapes.run.cross_entropy_fusion:
+    if shapes.framework.kernels.wide_logits:
         beside = FP32 if shapes.framework.kernels.loss_metric else shapes.element  # exponentials for a log; later the gradient
         return logits * FP32, np.maximum(logits * beside, dummy)
     if shapes.run.cross_entropy_fusion:

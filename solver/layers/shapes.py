@@ -160,8 +160,8 @@ class Shapes:
         isp, mtp = keys.is_mode(TpMode.ISP), keys.is_mode(TpMode.MTP)
         tokens = micro_batch_tokens(keys.micro_batch_size, run.seq_len, keys.cp)
         local = np.maximum(tokens // keys.tp, 1)
-        sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP)
-        keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.tensor_parallel.regathers_input)
+        sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP) & (keys.tp > 1)
+        keeps_shard = sequence_split & (keys.is_mode(TpMode.FSP) | framework.tensor_parallel.regathers_input)
         heads_shared = {"a2a": keys.cp, "a2a+ring": np.minimum(keys.cp, run.cp_a2a_size)}.get(
             run.cp_comm, np.ones_like(keys.cp)
         )

@@ -56,6 +56,16 @@ def test_it_saves_memory_and_takes_no_less_time(h100_model: CostModel) -> None:
     assert plain[0] <= fused[0] < 1.02 * plain[0]
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_logits_are_held_in_fp32_with_any_loss(fused: bool) -> None:
+    # InternEvo casts them to fp32: 4 bytes of each, and as much while the loss works; inputs of final norm and projection
+    run = Strategy(world_size=8, dp=8, seq_len=256, framework="internevo-2024", cross_entropy_fusion=fused)
+    logits = 256 * MODEL.padded_vocab(1)
+    program = head_program(layer_keys("mtp"), MODEL, run, cluster_of(toy_cost().device))
+    assert program.saved_bytes(Recompute.NONE) == 4 * logits + 2 * 256 * 4096 * 2
+    assert float(np.ravel(program.transient_bytes)[0]) >= 4 * logits
+
+
 def test_a_framework_that_does_not_fuse_it_refuses() -> None:
     problem = make_problem(MODEL, 8, toy_cost(), 8192, framework="megatron-core")
     run = problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1, **FUSED)

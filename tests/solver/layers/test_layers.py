@@ -137,6 +137,16 @@ def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: in
     assert flops(program(model, mode, tp))[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("framework", ["generic", "megatron-core", "torchtitan", "nemo-automodel", "nanotron"])
+@pytest.mark.parametrize("level", ["NONE", "SELECTIVE", "FULL"])
+def test_one_tensor_rank_splits_no_sequence_in_any_mode(framework: str, level: str) -> None:
+    whole, split = (program(GQA, mode, framework=framework) for mode in ("mtp", "msp"))
+    assert whole.saved_bytes(Recompute[level]) == split.saved_bytes(Recompute[level])
+    assert [op.dims for op in whole.ops if op.kind == "memory_bound"] == [
+        op.dims for op in split.ops if op.kind == "memory_bound"
+    ]
+
+
 def test_unfused_attention_computes_the_whole_square() -> None:
     # two GEMMs forward, four backward, of 2 * head_dim FLOPs for each head and each of s * s pairs
     layer = program(GQA, "mtp", attention="unfused")
