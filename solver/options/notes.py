@@ -12,6 +12,7 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 _SHOWN_KEYS = 6  #: names of keys in a note
+_OF_BATCH = ("micro_batch_size", "recompute")  #: axes of a layout that a config may leave to what starts it
 _SAID = ("zero", "grad_dtype", "framework", "precision")  #: what reports say elsewhere, or vary
 
 
@@ -23,6 +24,8 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
     """
     if stated is not None and not stated:
         yield "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
+    if stated and (open_ := [f"{key} {getattr(Strategy, key)}" for key in _OF_BATCH if key not in stated]):
+        yield f"the config leaves open, and is taken to have: {', '.join(open_)}"
     yield from _other_framework(config, of)
     yield from _gradient_type(config, of)
     yield from _as_the_framework(config, of)

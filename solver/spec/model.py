@@ -210,6 +210,6 @@ def check_model(model: ModelSpec, seq_len: int) -> None:
     if 0 < model.max_position_embeddings < seq_len:
         raise InputError(
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "
-            "shorten the sequence; if it is trained for longer ones, say so by --seq_len (or seq_len of load_problem), or change "
-            "the model's max_position_embeddings"
+            "shorten the sequence; if it is trained for longer ones, say so by --seq_len (or seq_len of load_problem), or "
+            "change the model's max_position_embeddings"
         )
