@@ -17,14 +17,14 @@ from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside, script_beside
 from solver.formats.known_keys import Described, Known, keys, open_sections, unread_keys
 from solver.formats.literal_python import Section
-from solver.formats.script_words import arguments, program_at, script_words, settings_after
+from solver.formats.script_words import arguments, script_words, settings_after
 from solver.formats.section_reader import SectionReader
 from solver.formats.trainer_script import (
     NO_SEQUENCE,
-    PROGRAM,
     SYNC_RELEASES,
     check_parameters,
     syncs_each_batch,
+    trainer_at,
     trainer_fields,
 )
 from solver.spec.frameworks import framework_of
@@ -147,7 +147,7 @@ def _launched(sections: Section, source: Source, precision: str, sharded: bool) 
     """
     script = script_beside(source)
     words = script_words(script) if script else []
-    at = program_at(words, PROGRAM)
+    at = trainer_at(words)
     if script is None or at is None:
         return {}, (), False
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
@@ -162,7 +162,7 @@ def _launched(sections: Section, source: Source, precision: str, sharded: bool) 
     given = arguments(words[at + 1 :], script.path)
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
-    return *trainer_fields(given, precision, script.path), syncs_each_batch(given, script)
+    return *trainer_fields(given, precision, script.path, words[at]), syncs_each_batch(given, script)
 
 
 def settings_of_script(source: Source) -> Source:

@@ -43,7 +43,7 @@ from solver.formats.script_words import (
     whole_argument,
 )
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import NO_SEQUENCE, check_parameters, trainer_fields, trainer_precision
+from solver.formats.trainer_script import NO_SEQUENCE, check_parameters, trainer_at, trainer_fields, trainer_precision
 from solver.formats.trainer_script import PROGRAM as TRAINER
 from solver.spec.frameworks import framework_of
 
@@ -169,7 +169,7 @@ def _enabled(section: SectionReader, name: str, trained: str | None) -> bool:
 
 def _trainers(words: Sequence[str], script: Source | None) -> str | None:
     """Return the precision of transformers' trainer that a script launches; None where it launches none."""
-    at = program_at(words, TRAINER)
+    at = trainer_at(words)
     return trainer_precision(arguments(words[at + 1 :], script.path), script.path) if script and at is not None else None
 
 
@@ -213,10 +213,13 @@ def _ranks(file: SectionReader) -> dict[str, int]:
 
 def _program(words: Sequence[str], script: Source) -> int:
     """Return the place of what a script launches. Raises InputError where that is neither of the two that are known."""
-    at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
-    found = trainer if at is None else at
+    at = program_at(words, PROGRAM)
+    found = trainer_at(words) if at is None else at
     if found is None:
-        raise InputError(f"{script.path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
+        raise InputError(
+            f"{script.path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it, nor another program "
+            "with arguments of its trainer"
+        )
     return found
 
 
@@ -225,12 +228,14 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
     path, at = script.path, _program(words, script)
     launch, given = ranks_of_launch(words[:at], script), arguments(words[at + 1 :], path)
     world, (settings, left_out) = launch.world_size, of_environment(script, at)
-    if at == program_at(words, TRAINER):
+    if program_at(words, PROGRAM) is None:
         if precision == "fp32":
             check_parameters(given, path, "DeepSpeed without bf16 or fp16")
-        fields, ignored = trainer_fields(given, precision, path)
+        fields, ignored = trainer_fields(given, precision, path, words[at])
         sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
         unsaid: tuple[str, ...] = () if "seq_len" in fields else (NO_SEQUENCE,)
+        if words[at].rpartition("/")[2] != TRAINER:
+            unsaid = (*unsaid, f"{words[at]} is taken to train with transformers' trainer, whose arguments it is given")
         run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=unsaid)
     else:
         run = _megatron(given, world, source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from profiler.errors import InputError, closest, shown
 from profiler.text_file import json_object
 from solver.formats.file_run import Source, model_path
 from solver.formats.known_keys import keys
-from solver.formats.script_words import whole_argument
+from solver.formats.script_words import program_at, whole_argument
 from solver.spec.strategy import Strategy
 
 PROGRAM = "run_clm.py"
@@ -25,6 +26,8 @@ BATCH = {
     "--gradient_accumulation_steps": "num_micro_batches",
     "--block_size": "seq_len",
 }
+#: Arguments by which other programs around the trainer state the tokens of a sequence.
+_SEQUENCES = ("--model_max_length", "--max_seq_length", "--max_seq_len", "--max_length", "--cutoff_len")
 #: Of TrainingArguments; the default block is the tokenizer's longest, or 1,024 tokens.
 _DEFAULTS = {"micro_batch_size": 8, "num_micro_batches": 1}
 
@@ -75,6 +78,15 @@ NO_SEQUENCE = (
 )
 
 
+def trainer_at(words: Sequence[str]) -> int | None:
+    """Return the place of the program around transformers' trainer that a script launches: run_clm.py, or another Python file
+    whose arguments are the trainer's; None for anything else."""
+    own = {word.partition("=")[0] for word in words} & {*BATCH, _AGAIN, "--output_dir"}
+    other = next((i for i, word in enumerate(words) if word.endswith(".py")), None) if own else None
+    known = program_at(words, PROGRAM)
+    return other if known is None else known
+
+
 def trainer_precision(given: dict[str, Any], path: Path) -> str:
     """Return the precision that a trainer's arguments state, which is fp32 where they state none."""
     stated = [asked for name, asked in _PRECISIONS.items() if name in given and _on(given, name, path)]
@@ -83,14 +95,21 @@ def trainer_precision(given: dict[str, Any], path: Path) -> str:
     return stated[0] if stated else "fp32"
 
 
-def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def trainer_fields(
+    given: dict[str, Any], precision: str, path: Path, program: str = PROGRAM
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (layout fields, arguments that are not read) of a trainer's arguments.
 
-    precision: what the settings beside them say. Raises InputError where they contradict it, and for another optimizer than
-    Adam.
+    precision: what the settings beside them say. program: the file that is launched; what another than run_clm.py reads beyond
+    the trainer's arguments is not known, and not read. Raises InputError where arguments contradict the settings, and for
+    another optimizer than Adam.
     """
     found: dict[str, Any] = dict(_DEFAULTS)
     found |= {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
+    own = program.rpartition("/")[2] == PROGRAM
+    longest = next((name for name in _SEQUENCES if name in given and not own), "")
+    if longest:
+        found.setdefault("seq_len", whole_argument(given, longest, path))
     for name, asked in _PRECISIONS.items():
         if name in given and _on(given, name, path) and asked != precision:
             raise InputError(f"{path}: {name} contradicts the settings, whose precision is {precision}; write the same in both")
@@ -98,11 +117,13 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
         found |= {"recompute": "full" if _on(given, _AGAIN, path) else "none", "recompute_layers": -1}
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
         raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
-    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim"}
+    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", longest}
     idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
         plain = name.lstrip("-")
         if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
+            continue
+        if not own and plain not in _NOT_DESCRIBED and name != "--tf32":
             continue
         if plain in _NOT_DESCRIBED or name == "--tf32":
             raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")

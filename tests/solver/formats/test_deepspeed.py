@@ -97,6 +97,20 @@ def test_an_optimizer_on_the_host_comes_back(zero: int, share: float, tmp_path: 
         exported(tmp_path / "other.json", model_of("llama3_8b"), run.replace(zero=2, optimizer_offload_fraction=0.4), 8)
 
 
+def test_other_programs_around_the_trainer_are_read(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    script = "deepspeed --num_nodes 2 --num_gpus 8 src/train.py --deepspeed run.json --bf16 True --data_path a.json "
+    words = "--model_max_length 2048 --per_device_train_batch_size 3 --gradient_checkpointing True --output_dir out"
+    found = load(tmp_path, settings, script + words)
+    expected = {"world_size": 16, "micro_batch_size": 3, "seq_len": 2048, "recompute": "full", "zero": 3, "precision": "bf16"}
+    assert expected.items() <= found.layout.items()
+    assert "src/train.py is taken to train with transformers' trainer, whose arguments it is given" in found.notes
+    assert "--data_path" in found.ignored and "--model_max_length" not in found.ignored
+    with pytest.raises(InputError, match="use_liger_kernel of run_clm.py is not described"):
+        load(tmp_path, settings, f"{script}{words} --use_liger_kernel True")
+
+
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     expected = {
