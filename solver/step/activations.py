@@ -35,7 +35,7 @@ class Activations:
         run, row, stages = self._problem.run, self._row, self._stages
         counts, recomputed = stages.counts[stage], self._recomputed[stage]
         every, rest = np.ones(len(counts)), counts[:, row] - recomputed
-        inputs = recomputed * self._inputs(stage)
+        inputs = recomputed if run.recompute_group == 1 else recomputed * self._inputs(stage)
         saved = flight[row] * over_kinds(every, inputs * self._kept + rest * self._whole)
         if run.offload_layers:  # of a single stage
             moved, _ = stages.recomputed(np.full(len(row), run.offload_layers), row)
@@ -85,6 +85,9 @@ class Activations:
         """
         counts = self._stages.counts[stage][:, self._row]
         there, recomputed = counts > 0, self._recomputed[stage] > 0
-        at_once = np.minimum(self._group, np.ceil(counts.sum(axis=0) / self._splits.vpp[self._row]))
-        again = np.where(recomputed, np.maximum(at_once, 1) * self._whole - self._kept, 0.0)
+        if self._problem.run.recompute_group == 1:
+            again = np.where(recomputed, self._whole - self._kept, 0.0)
+        else:
+            at_once = np.minimum(self._group, np.ceil(counts.sum(axis=0) / self._splits.vpp[self._row]))
+            again = np.where(recomputed, np.maximum(at_once, 1) * self._whole - self._kept, 0.0)
         return np.where(there, again + self._transient, 0.0).max(axis=0)

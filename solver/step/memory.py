@@ -12,15 +12,16 @@ import numpy as np
 from solver.schedule.automatic import automatic_limit
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
-from solver.spec.choices import Recompute, TpMode
+from solver.spec.choices import TpMode
 from solver.step.activations import Activations
+from solver.step.autocast import Casts, cast_weights, casts_of
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts
-from solver.step.parameter_groups import elements_of, end_elements, shard_ranks, stages_of
+from solver.step.parameter_groups import shard_ranks, share_of_first_layer, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
-from solver.step.states import StateBytes, autocast_weights, embedding_gradient, gather_buffers, stage_state
+from solver.step.states import StateBytes, embedding_gradient, gather_buffers, stage_state
 from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -66,9 +67,7 @@ class Memory:
 class _StageBytes(NamedTuple):
     """Bytes of one stage. absent, late: of the gradients what is not there while the loss is computed, and while the backward
     pass of its first layer begins, [4 ZeRO stages, splits]; freed: the share of the activations that is not there any more
-    then, [splits]. casts: copies of weights
-    under autocast, which come and go with the activations: of the layers for all micro batches in flight and for one, and of
-    the head, [3, splits].
+    then, [splits]. casts: arrays over layouts.
     Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what lives while the loss, or a
     layer's backward pass, runs."""
 
@@ -76,7 +75,7 @@ class _StageBytes(NamedTuple):
     absent: np.ndarray
     late: np.ndarray
     freed: np.ndarray
-    casts: np.ndarray
+    casts: Casts
     activations: np.ndarray
     kept: np.ndarray
     loss: np.ndarray
@@ -133,15 +132,14 @@ class PeakMemory:
         and what lives while the optimizer's step runs, [layouts] each."""
         row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
-        at_loss, loss, backward = self._moments(held)
+        at_loss, _, _ = self._moments(held)
         weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state)
-        saved, at_the_loss, at_a_time = self._casts(held)
-        activations = held.activations[pipeline] + saved
+        activations = held.activations[pipeline] + held.casts.saved
         moment = np.where(at_loss, 0, self._below(held).argmin(axis=0))
         absent = np.select([moment == 0, moment == 1], [self._of_zero(held.absent), self._of_zero(held.late)], 0.0)
         freed = np.select([moment == 0, moment == 1], [0.0, held.freed[row] * activations], activations)
-        working = np.where(at_loss | (moment == 2), 0.0, held.backward[pipeline] + at_a_time)
-        there = np.where(at_loss, held.loss[pipeline] + at_the_loss, 0.0), working
+        working = np.where(at_loss | (moment == 2), 0.0, held.backward[pipeline] + held.casts.at_a_time)
+        there = np.where(at_loss, held.loss[pipeline] + held.casts.at_loss, 0.0), working
         buffers = np.where(at_loss, *self._buffers)
         passing = np.array([activations - freed, there[1], held.kept[pipeline] + there[0], buffers])
         return np.stack([weights, gradients - absent, optimizer, self._workspaces[row], *passing]), absent, update
@@ -150,7 +148,7 @@ class PeakMemory:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
         held = self._stage_bytes(stage)
         at_loss, loss, backward = self._moments(held)
-        dynamic = (held.activations + held.kept)[self._pipeline] + self._casts(held)[0] + np.where(at_loss, loss, backward)
+        dynamic = (held.activations + held.kept)[self._pipeline] + held.casts.saved + np.where(at_loss, loss, backward)
         state = self._of_zero(held.state.held + self._workspaces)
         absent: Any = 0.0
         if held.absent.any():
@@ -162,9 +160,8 @@ class PeakMemory:
 
     def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
-        _, at_the_loss, at_a_time = self._casts(held)
-        loss = held.loss[self._pipeline] + self._buffers[0] + at_the_loss
-        backward = held.backward[self._pipeline] + self._buffers[1] + at_a_time
+        loss = held.loss[self._pipeline] + self._buffers[0] + held.casts.at_loss
+        backward = held.backward[self._pipeline] + self._buffers[1] + held.casts.at_a_time
         if not held.absent.any():
             return loss > backward, loss, backward
         return loss - self._of_zero(held.absent) > backward - self._below(held).min(axis=0), loss, backward
@@ -175,24 +172,10 @@ class PeakMemory:
 
         The more it has of the gradients, the fewer activations are left.
         """
-        saved, _, at_a_time = self._casts(held)
-        activations = held.activations[self._pipeline] + saved
+        activations = held.activations[self._pipeline] + held.casts.saved
         first = held.freed[self._layouts.row] * activations + self._of_zero(held.late)
-        return np.array([self._of_zero(held.absent), first, activations + held.backward[self._pipeline] + at_a_time])
-
-    def _casts(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the bytes of autocast's copies of weights that the layers save for the backward pass, of the head's, which are
-        there at the loss, and of a layer's that are made anew, [layouts] each.
-
-        A recomputed layer's go with it, as peaks on an H100 and an H200 show. Sharded weights (ZeRO-3) are gathered in 16 bits.
-        """
-        if not held.casts.any():
-            return (np.zeros(len(self._layouts)),) * 3
-        layouts, layers = self._layouts, 1 / np.maximum(1 - held.freed, 1e-9)
-        recomputed = np.where(layouts.recompute_layers < 0, np.inf, layouts.recompute_layers) / layers[layouts.row]
-        again = np.minimum(recomputed, 1.0) * (layouts.recompute == Recompute.FULL)
-        in_flight, once, of_head = held.casts[:, layouts.row] * (layouts.zero < 3)
-        return in_flight * (1 - again), of_head, np.where(again > 0, once / layers[layouts.row], 0.0)
+        at_end = activations + held.backward[self._pipeline] + held.casts.at_a_time
+        return np.array([self._of_zero(held.absent), first, at_end])
 
     def _of_zero(self, table: np.ndarray) -> np.ndarray:
         """Return the entries of ``table``, [4 ZeRO stages, splits], that belong to the layouts: [layouts]."""
@@ -236,20 +219,11 @@ class PeakMemory:
         if problem.framework.memory.bucket_views:
             absent[:3] *= splits.dp * splits.cp == 1
         freed = 1 - 1 / np.maximum(layers, 1)
-        late = absent * self._share_of_first_layer(stage)
-        of_layers, of_head = autocast_weights(problem, self._table, self._key, stages, stage)
-        casts = np.array([of_layers * flight, of_layers, of_head])
+        late = absent
+        if absent.any():
+            late = absent * share_of_first_layer(problem, self._table, self._key, stages, stage, self._shares)
+        casts = casts_of(cast_weights(problem, self._table, self._key, stages, stage), flight, layers, self._layouts)
         return _StageBytes(state, absent, late, freed, casts, activations, kept_logits, loss, backward)
-
-    def _share_of_first_layer(self, stage: int) -> np.ndarray:
-        """Return the share of a stage's parameters whose gradients come last, those of its first layer and of the embedding
-        (of a tied one the head's are there before), [splits]."""
-        problem, table, key, stages = self._problem, self._table, self._key, self._stages
-        groups = (elements_of(problem, table, key, stages, stage, name) for name in self._shares)
-        every, ends = sum(groups, np.zeros(len(key))), end_elements(problem, table, key, stages, stage)
-        alone = stages.has_embedding[stage] * (not problem.model.tie_word_embeddings)
-        first = (every - ends) / np.maximum(stages.counts[stage].sum(axis=0), 1) + alone * table.embedding.parameters[key]
-        return np.asarray(first / np.maximum(every, 1.0))
 
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""

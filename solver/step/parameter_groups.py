@@ -7,7 +7,7 @@ ranks that are tp apart). Without ISP the first and the last are the same group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,6 +82,18 @@ def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: S
     embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
     head = table.head.parameters_of[OTHERS][key] * has_head
     return joined_ends(problem, embedding, head)
+
+
+def share_of_first_layer(
+    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, names: Iterable[str]
+) -> np.ndarray:
+    """Return the share of a stage's parameters, of the groups ``names``, whose gradients come last: those of its first layer
+    and of the embedding (of a tied one the head's are there before); [splits]."""
+    every = sum((elements_of(problem, table, key, stages, stage, name) for name in names), np.zeros(len(key)))
+    ends = end_elements(problem, table, key, stages, stage)
+    alone = stages.has_embedding[stage] * (not problem.model.tie_word_embeddings)
+    first = (every - ends) / np.maximum(stages.counts[stage].sum(axis=0), 1) + alone * table.embedding.parameters[key]
+    return np.asarray(first / np.maximum(every, 1.0))
 
 
 def joined_ends(problem: Problem, embedding: np.ndarray, head: np.ndarray) -> np.ndarray:

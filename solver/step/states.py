@@ -100,15 +100,6 @@ def _weight_copies(
     return out
 
 
-def autocast_weights(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
-    """Return the bytes of the 16-bit copies that autocast makes in a forward pass: of the linears of a stage's layers, and of
-    its head, [2, splits]. None where weights have 16 bits."""
-    if not problem.framework.memory.fp32_weights or problem.element_bytes.activation != HALF:
-        return np.zeros((2, len(key)))
-    elements = sum(elements_of(problem, table, key, stages, stage, name) for name in (LINEARS, EXPERTS))
-    return HALF * np.array([elements, stages.has_head[stage] * table.head.parameters_of[OTHERS][key]])
-
-
 def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.ndarray:
     """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [4 ZeRO stages, splits].
 

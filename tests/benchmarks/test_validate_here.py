@@ -109,4 +109,4 @@ def test_real_steps_are_predicted_from_the_profile_of_their_gpu(device: str, hos
     assert len(found.error) == 12 and np.median(np.abs(found.error)) < 0.03
     assert (np.abs(found.error) > 0.09).sum() == host_bound and found.inside.mean() > 0.9
     peaks = np.array([p.memory_bytes / 2**30 / p.case.measured["peak_memory_gib"] - 1 for p in predictions])
-    assert np.median(np.abs(peaks)) < 0.15 and peaks.min() > -0.02 and peaks.max() < 0.2
+    assert np.median(np.abs(peaks)) < 0.01 and peaks.min() > -0.03 and peaks.max() < 0.005
