@@ -172,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if leads and not args.no_pictures:
             draw(args.output)
         if leads and status == 0:
-            print(f"wrote {args.output / OWN_PROFILE}; use it with {how_to_use(args.output)}", flush=True)
+            few = " (its few sizes try the harness; predictions need a run without --quick)" if args.quick else ""
+            print(f"wrote {args.output / OWN_PROFILE}; use it with {how_to_use(args.output)}{few}", flush=True)
         return status
     except InputError as error:
         say_once(f"gen_profiler_data.py: {error}")

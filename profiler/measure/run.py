@@ -143,6 +143,9 @@ def _take_over(recorder: Recorder, options: Options) -> None:
     elif options.path.exists():
         old = read_profile(options.path)
         check_same_machine(old, Profile(recorder.name, recorder.device, {}, recorder.meta), ("the old", "this machine's"))
+        before, now = (int(meta.get("ranks", 0)) for meta in (old.meta, recorder.meta))
+        if options.resume and before and now and before != now:
+            raise InputError(f"{options.path} was begun with {before} ranks; --resume goes on with as many, not with {now}")
         recorder.take_over(old)
         if options.resume:  # one set of peaks for all measurements: two runs measure slightly different peaks
             recorder.device = old.device

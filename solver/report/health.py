@@ -32,6 +32,7 @@ _MORE_THAN_ALL = 1.1
 _LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
 #: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
 _UNEVEN, _DRIFT = 1.10, 1.03
+_STALLS = 0.01  #: by which single slow steps raise the mean over the median, if they matter
 _FIRST = "they wait for compilation, data and communicators"
 _MOST_FACTOR = 20.0  #: a part that must be slower than this does not explain a step
 _FARTHEST = 200.0  #: a factor that no fault of a machine explains; milliseconds taken for seconds are a thousand
@@ -160,8 +161,8 @@ def _evenness(steps: np.ndarray) -> Iterator[Finding]:
         return
     median, slow = float(np.median(steps)), float(np.quantile(steps, 0.95))
     first, second = (float(np.median(half)) for half in np.array_split(steps, 2))
-    if slow > _UNEVEN * median:
-        slower, mean = steps[steps > _UNEVEN * median], float(np.mean(steps)) / median - 1
+    slower, mean = steps[steps > _UNEVEN * median], float(np.mean(steps)) / median - 1
+    if slow > _UNEVEN * median and mean >= _STALLS:  # else a drift, below
         text = (
             f"{len(slower)} of {len(steps)} steps take {float(np.median(slower)) / median:.2g} times the median, and the mean "
             f"is {mean:.0%} above it: data, checkpoints, or a rank that stalls"

@@ -169,6 +169,9 @@ def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_pat
     assert rows(resumed) > rows(kept)
     before, after = rows_of(kept), rows_of(resumed)
     assert all(after[item] == row for item, row in before.items())  # nothing was measured twice
+    process = alone(tmp_path, "--budget", "0.02", "--resume")
+    assert "was begun with 2 ranks; --resume goes on with as many, not with 1" in finish(process)
+    assert process.returncode == 2 and read_profile(tmp_path / "data.pt").meta["ranks"] == 2
 
 
 def test_ctrl_c_keeps_the_measurements(tmp_path: Path) -> None:

@@ -138,6 +138,8 @@ def test_uneven_and_drifting_steps(solutions: Solutions) -> None:
     assert any(said in text for text in texts(solutions, Observation(uneven)))
     drifting = np.r_[np.full(20, usual), np.full(20, usual * 1.05)]
     assert any("is 5% slower than the first" in text for text in texts(solutions, Observation(drifting)))
+    rising = texts(solutions, Observation(usual * np.linspace(0.8, 1.3, 55)))
+    assert any("slower than the first" in text for text in rising) and not any("a rank that stalls" in text for text in rising)
     assert len(texts(solutions, Observation(np.full(40, usual)))) == 1
 
 
