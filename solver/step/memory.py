@@ -16,7 +16,7 @@ from solver.spec.choices import TpMode
 from solver.step.activations import Activations
 from solver.step.autocast import Casts, cast_weights, casts_of
 from solver.step.deferred_head import deferred_share, projection_operands
-from solver.step.layouts import Layouts
+from solver.step.layouts import Layouts, Splits
 from solver.step.parameter_groups import shard_ranks, share_of_first_layer, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
@@ -215,9 +215,7 @@ class PeakMemory:
         loss = has_head * (head + transient)
         zero_stages = self._layouts.zero_stages
         state = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
-        absent = state.gradients * ((m == 1) & problem.framework.memory.frees_gradients)
-        if problem.framework.memory.bucket_views:
-            absent[:3] *= splits.dp * splits.cp == 1
+        absent = _absent_gradients(problem, splits, state.gradients)
         freed = 1 - 1 / np.maximum(layers, 1)
         late = absent
         if absent.any():
@@ -254,15 +252,16 @@ class PeakMemory:
 def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:
     """Return bytes that each layout does not go below: states, activations and the runtime's of its first stage; [layouts].
 
-    Where a part of the layers is recomputed, as if all were.
+    Where a part of the layers is recomputed, as if all were. Of the only micro batch of a step there are the gradients, or
+    instead of them the activations.
     """
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = shard_ranks(problem, splits)
     zero_stages = layouts.zero_stages
-    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages).held
+    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
-        return state[layouts.zero, layouts.row]
+        return state.held[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]
     layers, short = counts.sum(axis=0), splits.account_for_embedding_in_pipeline_split
     group = splits.micro_batch_group
@@ -270,8 +269,20 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
     activations = flight / np.maximum(layers, 1) * kept
     shared = np.where(layouts.recomputes_groups, problem.run.recompute_group, 1)  # an input of so many layers
-    held = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row] / shared
+    saved = activations[layouts.recompute, layouts.row] / shared
+    absent = _absent_gradients(problem, splits, state.gradients)[layouts.zero, layouts.row]  # when the backward pass begins
+    held = state.held[layouts.zero, layouts.row] + np.maximum(saved - absent, 0.0)
     return np.asarray(held + problem.framework.memory.runtime_bytes)
+
+
+def _absent_gradients(problem: Problem, splits: Splits, gradients: np.ndarray) -> np.ndarray:
+    """Return the bytes of a stage's ``gradients`` that are not there until the backward pass of a step's only micro batch makes
+    them, [4 ZeRO stages, splits]: all where the optimizer freed them, but for views of DDP's buckets, which stay."""
+    memory = problem.framework.memory
+    absent = gradients * ((splits.num_micro_batches == 1) & memory.frees_gradients)
+    if memory.bucket_views:
+        absent[:3] *= splits.dp * splits.cp == 1
+    return absent
 
 
 def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:

@@ -11,6 +11,7 @@ from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_lay
 
 from predictor.cost_model import CostModel
 from solver.layers.program import LINEARS
+from solver.search.space import cross, enumerate_splits
 from solver.spec.choices import SCHEDULES
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
@@ -503,6 +504,16 @@ def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, gro
     least = least_memory(problem, found.table, found.terms.key, layouts)
     assert (least <= found.memory.device * (1 + 1e-12)).all()
     assert np.median(least / found.memory.device) > 0.5, "a bound that prunes something"
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "fsdp2", "torchtitan", "nemo-automodel"])
+def test_the_bound_holds_where_gradients_come_as_activations_go(framework: str) -> None:
+    problem = make_problem(MODEL, 64, toy_cost(), framework=framework)
+    layouts = cross(problem, enumerate_splits(problem, 64).splits)
+    layouts = layouts.take(np.flatnonzero(layouts.splits.num_micro_batches[layouts.row] == 1))
+    found = estimate_layouts(problem, layouts)
+    assert len(layouts) >= 20
+    assert (least_memory(problem, found.table, found.terms.key, layouts) <= found.memory.device * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize(("schedule", "waiting"), [("1f1b", 0), ("zb-h1", 3), ("zb-1p", 3), ("zb-2p", 5)])
