@@ -276,7 +276,7 @@ def _same_constants(run: Strategy, strategy: Strategy) -> None:
     for name in (field.name for field in fields(Strategy) if field.name not in _AXES):
         if name == "recompute_modules" and strategy.recompute != "selective":
             continue
-        if name == "recompute_group" and (strategy.recompute != "full" or strategy.recompute_layers >= 0):
+        if name == "recompute_group" and not strategy.recomputes_all:
             continue
         if getattr(strategy, name) != getattr(run, name):
             raise InputError(

@@ -123,12 +123,11 @@ def trainer_fields(
         plain = name.lstrip("-")
         if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
             continue
-        if not own and plain not in _NOT_DESCRIBED and name != "--tf32":
-            continue
         if plain in _NOT_DESCRIBED or name == "--tf32":
             raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
-        known = [f"--{other}" for other in (*_NEUTRAL, *_NOT_DESCRIBED)]
-        raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")
+        if own:
+            known = [f"--{other}" for other in (*_NEUTRAL, *_NOT_DESCRIBED)]
+            raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")
     return found, tuple(name for name in given if name not in read)
 
 

@@ -39,11 +39,10 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     """
     if not rounds:
         if tokens % seq_len:
+            meant = f"; {tokens} sequences are {tokens * seq_len}" if tokens < seq_len else ""
             raise InputError(
                 f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
-                f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
-                + f"; {tokens} sequences are {tokens * seq_len}"
-                * (tokens < seq_len)
+                f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch{meant}"
             )
         return tokens // seq_len, ""
     while tokens < seq_len * group and group > 1:

@@ -221,7 +221,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
         groups_rule(framework, s),
         (
-            s.recompute_group == 1 or (s.recompute == "full" and s.recompute_layers < 0 and not s.recompute_stage_layers),
+            s.recompute_group == 1 or s.recomputes_all,
             f"recompute_group {s.recompute_group} is of recompute full of all layers",
         ),
         *(

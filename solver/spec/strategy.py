@@ -196,6 +196,11 @@ class Strategy:
         return tuple(what for what, there in left_out.items() if there)
 
     @property
+    def recomputes_all(self) -> bool:
+        """Whether all layers of every stage are recomputed."""
+        return self.recompute == "full" and self.recompute_layers < 0 and not self.recompute_stage_layers
+
+    @property
     def recomputed_of_stages(self) -> tuple[int, ...]:
         """The layers that each stage recomputes, where they are stated stage by stage; otherwise ()."""
         return recomputed_layers_of(self.recompute_stage_layers)
@@ -256,8 +261,8 @@ class Strategy:
         one layer at a time unless it is of all layers."""
         if {"recompute", "recompute_layers"} & changes.keys():
             changes.setdefault("recompute_stage_layers", "")
-            if (changes.get("recompute", self.recompute), changes.get("recompute_layers", -1)) != ("full", -1):
-                changes.setdefault("recompute_group", 1)
+            other = replace(self, **changes)
+            return other if other.recomputes_all or "recompute_group" in changes else replace(other, recompute_group=1)
         return replace(self, **changes)
 
 

@@ -35,8 +35,7 @@ class Activations:
         run, row, stages = self._problem.run, self._row, self._stages
         counts, recomputed = stages.counts[stage], self._recomputed[stage]
         every, rest = np.ones(len(counts)), counts[:, row] - recomputed
-        inputs = recomputed if run.recompute_group == 1 else recomputed * self._inputs(stage)
-        saved = flight[row] * over_kinds(every, inputs * self._kept + rest * self._whole)
+        saved = flight[row] * over_kinds(every, recomputed * self._inputs(stage) * self._kept + rest * self._whole)
         if run.offload_layers:  # of a single stage
             moved, _ = stages.recomputed(np.full(len(row), run.offload_layers), row)
             offloaded = over_kinds(every, moved[stage] * self._whole)
@@ -68,14 +67,20 @@ class Activations:
         stay = np.where(splits.pp > 1, each * (received + of_gradients), 0.0)
         return stay * self._problem.element_bytes.activation
 
-    def _inputs(self, stage: int) -> np.ndarray:
+    def _inputs(self, stage: int) -> np.ndarray | float:
         """Return the kept inputs of a recomputed layer: less than one where several layers share it, [pipelines].
 
         Each chunk of a stage has groups of its own, the last one perhaps of fewer layers (Megatron-Core's transformer_block.py,
         _checkpointed_forward).
         """
-        each = np.maximum(self._stages.counts[stage][:, self._row].sum(axis=0) / self._splits.vpp[self._row], 1)
+        if self._problem.run.recompute_group == 1:
+            return 1.0
+        each = self._layers_of_chunk(stage)
         return np.where(self._group > 1, np.ceil(each / self._group) / each, 1.0)
+
+    def _layers_of_chunk(self, stage: int) -> np.ndarray:
+        """Return the layers of a chunk, on average over those of the stage, at least one; [pipelines]."""
+        return np.maximum(self._stages.counts[stage][:, self._row].sum(axis=0) / self._splits.vpp[self._row], 1)
 
     def backward(self, stage: int) -> np.ndarray:
         """Return the bytes of the layer whose backward pass runs, of the kind that needs most; [pipelines].
@@ -85,9 +90,8 @@ class Activations:
         """
         counts = self._stages.counts[stage][:, self._row]
         there, recomputed = counts > 0, self._recomputed[stage] > 0
-        if self._problem.run.recompute_group == 1:
-            again = np.where(recomputed, self._whole - self._kept, 0.0)
-        else:
-            at_once = np.minimum(self._group, np.ceil(counts.sum(axis=0) / self._splits.vpp[self._row]))
-            again = np.where(recomputed, np.maximum(at_once, 1) * self._whole - self._kept, 0.0)
+        at_once: np.ndarray | float = 1.0
+        if self._problem.run.recompute_group > 1:
+            at_once = np.minimum(self._group, np.ceil(self._layers_of_chunk(stage)))
+        again = np.where(recomputed, at_once * self._whole - self._kept, 0.0)
         return np.where(there, again + self._transient, 0.0).max(axis=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -132,10 +132,10 @@ class PeakMemory:
         and what lives while the optimizer's step runs, [layouts] each."""
         row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
-        at_loss, _, _ = self._moments(held)
+        at_loss, _, _, below = self._moments(held)
         weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state)
         activations = held.activations[pipeline] + held.casts.saved
-        moment = np.where(at_loss, 0, self._below(held).argmin(axis=0))
+        moment = np.where(at_loss, 0, below.argmin(axis=0))
         absent = np.select([moment == 0, moment == 1], [self._of_zero(held.absent), self._of_zero(held.late)], 0.0)
         freed = np.select([moment == 0, moment == 1], [0.0, held.freed[row] * activations], activations)
         working = np.where(at_loss | (moment == 2), 0.0, held.backward[pipeline] + held.casts.at_a_time)
@@ -147,24 +147,24 @@ class PeakMemory:
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
         held = self._stage_bytes(stage)
-        at_loss, loss, backward = self._moments(held)
+        at_loss, loss, backward, below = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + held.casts.saved + np.where(at_loss, loss, backward)
         state = self._of_zero(held.state.held + self._workspaces)
-        absent: Any = 0.0
-        if held.absent.any():
-            absent = np.where(at_loss, self._of_zero(held.absent), self._below(held).min(axis=0))
+        absent = np.where(at_loss, below[0], below.min(axis=0)) if held.absent.any() else 0.0
         if not held.state.update.any():
             return state - absent + dynamic, dynamic
         update = self._of_zero(held.state.update)
         return state + np.maximum(dynamic - absent, update), np.where(update > dynamic - absent, update, dynamic)
 
-    def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
+    def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return whether the loss needs more than a layer's backward pass, what comes and goes at each, [layouts] each, and
+        by how much the backward pass stays below it (_below)."""
         loss = held.loss[self._pipeline] + self._buffers[0] + held.casts.at_loss
         backward = held.backward[self._pipeline] + self._buffers[1] + held.casts.at_a_time
         if not held.absent.any():
-            return loss > backward, loss, backward
-        return loss - self._of_zero(held.absent) > backward - self._below(held).min(axis=0), loss, backward
+            return loss > backward, loss, backward, np.zeros((3, 1))
+        below = self._below(held)
+        return loss - below[0] > backward - below.min(axis=0), loss, backward, below
 
     def _below(self, held: _StageBytes) -> np.ndarray:
         """Return the bytes by which the backward pass is below all activations, all gradients and a layer's working set at
