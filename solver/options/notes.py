@@ -25,7 +25,7 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
     if stated is not None and not stated:
         yield "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
     if stated and (open_ := [f"{key} {getattr(Strategy, key)}" for key in _OF_BATCH if key not in stated]):
-        yield f"the config leaves open, and is taken to have: {', '.join(open_)}"
+        yield f"not stated by the config, assumed: {', '.join(open_)}"
     yield from _other_framework(config, of)
     yield from _gradient_type(config, of)
     yield from _as_the_framework(config, of)
@@ -72,7 +72,7 @@ def _as_the_framework(config: RunConfig, of: Problem) -> Iterator[str]:
         if key not in idle and key not in config.layout
     ]
     if words:
-        yield f"as {of.framework.name} has it unless told (--set): {', '.join(words)}"
+        yield f"defaults of {of.framework.name} (--set changes them): {', '.join(words)}"
 
 
 def _idle(config: RunConfig, of: Problem) -> Iterator[str]:
