@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from predictor.network.measured_groups import own_network
+from predictor.network.reached import reached
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, require_torch, say_once
 from profiler.profile.merge import merged
@@ -110,7 +112,10 @@ def instead_of_measuring(args: argparse.Namespace) -> None:
             args.output, args.import_nccl_tests, named, args.nccl_test, place and place.gpus_per_node,
             place and place.network_bandwidth,
         )  # fmt: skip
-        print("\n".join(done))
+        imported = read_profile(args.output / OWN_PROFILE)
+        network = imported.device.network_bandwidth
+        found = reached(imported.tables, imported.device) if own_network(imported) else ()
+        print("\n".join([*done, *(each.text(network) for each in found)]))
         print("".join(f"warning: {line}\n" for line in warnings), end="", file=sys.stderr)
         print(f"use it: python simulation_train_formulaic.py --run_all_solu {how_to_use(args.output)}")
 

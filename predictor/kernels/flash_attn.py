@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
-from predictor.kernels.known_constants import KnownConstants
+from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
 from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
@@ -30,7 +30,7 @@ _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
 SHORT_UNCERTAINTY = 0.06
 #: Calls are equally long within this factor, and of other work from this ratio of FLOPs on.
 _EQUALLY_LONG, _OTHER_WORK = 1.2, 3.0
-_PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_UNCERTAINTY = 10, 30, 0.30
+_PRIOR_ROWS, _ROOFLINE_UNCERTAINTY = 10, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
 
 
@@ -68,7 +68,7 @@ class FlashAttnModel:
             return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none(), device.exponentials)
         shape, seconds = shape_of(rows), rows["seconds"]
         serving = mostly_serving(rows)
-        enough = len(rows) >= _ROWS_FOR_PHYSICS
+        enough = len(rows) >= ROWS_FOR_PHYSICS
         physics = fit_attn_physics(machine, shape, seconds, serving, constants) if enough else AttnPhysics()
         times = attn_times(physics, machine, shape)
         log_bare = np.log(times.seconds + times.cache)
@@ -221,7 +221,7 @@ def main_rows(table: Table) -> Table:
     table = table.where(_measured_dtype(table))
     forward = table.where((table["pass"] == "forward") & (table["seconds"] > 0))
     own = forward.where(~other_lab(forward["source"]))
-    rows = own if len(own) >= _ROWS_FOR_PHYSICS else forward
+    rows = own if len(own) >= ROWS_FOR_PHYSICS else forward
     kernels, counts = np.unique(rows["kernel"], return_counts=True)
     return rows.where(rows["kernel"] == kernels[counts.argmax()]) if len(rows) else rows
 

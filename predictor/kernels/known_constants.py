@@ -25,6 +25,9 @@ def without_noise(values: np.ndarray) -> np.ndarray:
     return np.round(values, _DECIMALS)
 
 
+ROWS_FOR_PHYSICS = 30  #: measured kernels of one kind that determine the constants of its physical model
+
+
 @dataclass(frozen=True)
 class KnownConstants:
     """found: by what was fitted and a hash of what it was fitted to, each constant by its name."""

@@ -20,7 +20,7 @@ from predictor.kernels.gemm_physics import (
     fit_gemm_physics,
     gemm_times,
 )
-from predictor.kernels.known_constants import KnownConstants
+from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
 from predictor.kernels.linear_features import coordinates, features_of
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
@@ -50,7 +50,7 @@ TRANSPOSED_TF32 = (1 / 0.629, 0.1)
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
-_ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
+_LONG_KERNEL = 1e-4  #: seconds
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class LinearModel:
         size = [np.maximum(a.astype(np.float64), 1.0) for a in flat[:4]]
         looped = gemm_times(part.physics, part.machine, *size)
         seconds, std, basis = _predict_forward(part, looped, *size)
+        seconds = np.maximum(seconds, 2.0 * np.prod(size, axis=0) / part.machine.peak)  # of few sizes a fit says what cannot be
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
@@ -159,7 +160,7 @@ class LinearModel:
             ratios = [_ratio(self, rows.where(rows["dtype"] == d), d) for d in known]
             if ratios:
                 ratio, seconds = np.concatenate(ratios, axis=1)
-                long = seconds >= _LONG_KERNEL if (seconds >= _LONG_KERNEL).sum() >= _ROWS_FOR_PHYSICS else seconds > 0
+                long = seconds >= _LONG_KERNEL if (seconds >= _LONG_KERNEL).sum() >= ROWS_FOR_PHYSICS else seconds > 0
                 scales[str(source)] = (float(np.median(ratio[long])), int(long.sum()))
         return scales
 
@@ -205,7 +206,7 @@ def own_forward_rows(table: Table) -> Table:
     """Forward rows that the fit uses: without those of other laboratories, or all rows where too few remain."""
     forward = table.where((table["layout"] == "TN") | (table["layout"] == ""))
     own = forward.where(~other_lab(forward["source"]))
-    return own if len(own) >= _ROWS_FOR_PHYSICS else forward
+    return own if len(own) >= ROWS_FOR_PHYSICS else forward
 
 
 def _machines(device: Device) -> dict[str, Machine]:
@@ -262,7 +263,7 @@ def _fit_part(
     if not len(rows):
         return _Part(GemmPhysics(), machine, None, MeasuredTimes.none(), prior[..., 0], prior[..., 1])
     sizes, seconds = _sizes(rows), rows["seconds"]
-    enough = len(rows) >= _ROWS_FOR_PHYSICS
+    enough = len(rows) >= ROWS_FOR_PHYSICS
     casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF_BYTES)
     physics = fit_gemm_physics(machine, sizes, seconds, casts, launch, constants) if enough else GemmPhysics()
     cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)

@@ -51,12 +51,18 @@ def device_facts(session: Session, quick: bool = False) -> Device:
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_LONGEST_PROBE = 0.25  #: seconds of one GEMM: CPUs without instructions for bf16 are a hundred times slower in it than in fp32
 
 
 def _gemm_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
-    """Return the FLOP/s of the best of some square GEMMs; 0 where the dtype is not supported."""
+    """Return the FLOP/s of the best of some square GEMMs, smallest first; 0 where the dtype is not supported.
+
+    A larger one that would take too long is left out.
+    """
     best = 0.0
-    for size in ((256,) if quick else (8192, 4096)) if device.type == "cuda" else ((256,) if quick else (1024, 2048)):
+    for size in (256,) if quick else (4096, 8192) if device.type == "cuda" else (256, 1024, 2048):
+        if best and 2.0 * size**3 / best > _LONGEST_PROBE:
+            break
         try:
             a = torch.randn(size, size, device=device).to(dtype)
             times = measure(_square(a), device, 0.02 if quick else 0.5)

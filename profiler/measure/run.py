@@ -29,7 +29,7 @@ from profiler.measure.session import Session, leave, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.wanted import Wanted, measured_here
 from profiler.measure.work_queue import WorkQueue
-from profiler.profile.merge import UNITS, check_same_machine, kept_aside
+from profiler.profile.merge import check_same_machine, kept_aside
 from profiler.profile.plan import (
     DEFAULT_MINUTES,
     KINDS,
@@ -41,7 +41,7 @@ from profiler.profile.plan import (
     linear_items,
     memory_bound_items,
 )
-from profiler.profile.profile import POWER_SLOWDOWN, Device, Profile
+from profiler.profile.profile import POWER_SLOWDOWN, QUICK, UNITS, Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
@@ -79,12 +79,15 @@ def run(options: Options) -> int:
     session = open_session()
     handle_signals(session)
     recorder: Recorder | None = None
+    end = time.monotonic() + options.budget_seconds
     try:
+        if session.leads:
+            print("measuring the peak rates of this machine", file=sys.stderr)
         device = device_facts(session, options.quick)
         recorder, done = _prepare(session, device, options)
         kept = recorder
         watch(session, lambda said: end_rank(session, kept, said, 1))
-        _measure(session, device, options, recorder, done)
+        _measure(session, device, options, recorder, done, end)
     except StoppedError as stop:
         stopped(session, recorder, stop)
     except InputError:
@@ -167,6 +170,7 @@ def _meta(session: Session, options: Options) -> dict[str, Any]:
         "hosts": session.nodes,
         "ranks": session.world,
         "units": UNITS,
+        QUICK: options.quick,
         "method": "median of repeats, operands rotated beyond the cache, all ranks at once, slowest rank of a collective",
         "sensors": {"start": sensors()},
         OUT_OF_MEMORY: [],
@@ -174,7 +178,10 @@ def _meta(session: Session, options: Options) -> dict[str, Any]:
     }
 
 
-def _measure(session: Session, device: Device, options: Options, recorder: Recorder | None, done: frozenset[str]) -> None:
+def _measure(
+    session: Session, device: Device, options: Options, recorder: Recorder | None, done: frozenset[str], end: float
+) -> None:
+    """Measure sweep by sweep. end: of the budget, in the seconds of the monotonic clock."""
     size = limits(session, device, options.quick)
     dtypes = [d for d in ("fp32", "bf16") if device.peak_flops.get(d)] if session.device.type == "cpu" else ["bf16"]
     trained = dtypes[0]  # dtype of most of a training step's compute and communication
@@ -188,7 +195,6 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
     software = versions(session)
     environment = f"nccl {software['nccl']}" if "nccl" in software else f"gloo of torch {software['torch']}"
     sweeps = [name for name in WEIGHTS if name in plans or session.world > 1]
-    end = time.monotonic() + options.budget_seconds
     with _progress(session, end) as report:
         bench = Bench(session, WorkQueue(session), recorder, report, done, f"measured, torch {software['torch']}", environment)
         for i, sweep in enumerate(sweeps):

@@ -10,12 +10,9 @@ from profiler.profile.plan import Item
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import OUT_OF_MEMORY, rows_of, table_of
 
-#: Units of the numbers in a profile; written to its meta, to detect a foreign file with other units.
-UNITS = {"time": "s", "size": "bytes", "rate": "1/s", "message": "whole buffer"}
-
 
 def check_same_machine(first: Profile, second: Profile, names: tuple[str, str] = ("the first", "the second")) -> None:
-    """Raise InputError, in one sentence, if two profiles are of different devices or use different units.
+    """Raise InputError, in one sentence, if two profiles are of different devices.
 
     names: what the sentence calls the two profiles.
     """
@@ -25,12 +22,6 @@ def check_same_machine(first: Profile, second: Profile, names: tuple[str, str] =
     ):
         if a != b:
             raise InputError(f"{names[0]} and {names[1]} profile differ in {what} ({a} and {b}) and cannot be joined")
-    units = [{**UNITS, **dict(profile.meta.get("units") or {})} for profile in (first, second)]
-    for key in UNITS:
-        if units[0][key] != units[1][key]:
-            raise InputError(
-                f"{names[0]} and {names[1]} profile give {key} in {units[0][key]} and in {units[1][key]}; convert one first"
-            )
 
 
 def merged(first: Profile, second: Profile) -> Profile:

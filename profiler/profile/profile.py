@@ -39,6 +39,10 @@ SCALED = " (time of the "
 POWER_SLOWDOWN = "power_slowdown"
 #: Key of the meta number: a profile's stated factor on GEMMs and attention, where nobody measured what power costs.
 SUSTAINED_SCALE = "sustained_scale"
+#: Key of the meta flag: only the tiny sizes were measured that show that the harness runs.
+QUICK = "quick"
+#: Units of the numbers in a profile; written to its meta, to detect a foreign file with other units.
+UNITS = {"time": "s", "size": "bytes", "rate": "1/s", "message": "whole buffer"}
 HALF_DTYPES = ("half", "bf16", "bfloat16", "fp16", "float16")  #: as tables and nccl-tests name 16-bit elements
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler.profile.devices import DEVICES
 from profiler.profile.plan import KEY_COLUMNS, Item
-from profiler.profile.profile import TABLE_COLUMNS, Device, Profile, Table, gemm_flops
+from profiler.profile.profile import QUICK, TABLE_COLUMNS, Device, Profile, Table, gemm_flops
 from profiler.profile.store import write_profile
 
 CHECKPOINT_SECONDS = 3.0
@@ -39,7 +39,8 @@ class Recorder:
         """Keep the measurements of an earlier profile, and its notes on those that did not fit or run."""
         self.rows.update(rows_of(profile))
         failed, refused = list(profile.meta.get(OUT_OF_MEMORY, [])), dict(profile.meta.get(NOT_RUN, {}))
-        self.meta = {**profile.meta, **self.meta, OUT_OF_MEMORY: failed, NOT_RUN: refused}
+        quick = bool(profile.meta.get(QUICK)) and bool(self.meta.get(QUICK))
+        self.meta = {**profile.meta, **self.meta, OUT_OF_MEMORY: failed, NOT_RUN: refused, QUICK: quick}
 
     def settled(self) -> frozenset[str]:
         """Return the labels of the items that are measured or known not to run here."""

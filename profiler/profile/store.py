@@ -22,7 +22,7 @@ import numpy as np
 
 from profiler.errors import InputError, printable, require_torch, shown
 from profiler.files import replacing
-from profiler.profile.profile import POWER_SLOWDOWN, SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
+from profiler.profile.profile import POWER_SLOWDOWN, SCHEMA_VERSION, TEXT_COLUMNS, UNITS, Device, Profile, Table
 
 FORMAT = "foretrain-profile"
 
@@ -147,7 +147,9 @@ def read_profile(path: str | Path) -> Profile:
     if not isinstance(plain, Mapping) or plain.get("format") != FORMAT:
         raise InputError(f"{path}: a torch file, but not a profile of this program (gen_profiler_data.py writes those)")
     schema = plain.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA_VERSION:
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+        raise InputError(f"{path}: schema {shown(schema)} is no version of a profile's format; measure again")
+    if schema > SCHEMA_VERSION:
         raise InputError(f"{path}: schema {shown(schema)} is newer than {SCHEMA_VERSION}, the newest that is read; update")
     try:
         meta = dict(plain["meta"])
@@ -159,11 +161,21 @@ def read_profile(path: str | Path) -> Profile:
         raise InputError(f"{path}: incomplete profile, cannot read {printable(str(error))}") from None
     if not isinstance(meta.get("laws") or {}, Mapping):
         raise InputError(f"{path}: incomplete profile, its laws are {shown(meta['laws'])}")
+    _check_units(path, meta.get("units") or {})
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:20]
     slowdown = meta.get(POWER_SLOWDOWN, 1.0)
     if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not 1.0 <= slowdown < _MOST_SLOWDOWN:
         raise InputError(f"{path}: {POWER_SLOWDOWN} is {shown(slowdown)}; it must be a number from 1 to {_MOST_SLOWDOWN:g}")
     return Profile(str(meta.get("name", path.stem)), device, tables, meta, digest)
+
+
+def _check_units(path: Path, units: Any) -> None:
+    """Raise InputError where a file states other units than a profile's."""
+    if not isinstance(units, Mapping):
+        raise InputError(f"{path}: incomplete profile, its units are {shown(units)}")
+    for what, unit in UNITS.items():
+        if units.get(what, unit) != unit:
+            raise InputError(f"{path}: it gives {what} in {shown(units[what])}; a profile's is {unit}: convert it first")
 
 
 def write_profile(path: str | Path, profile: Profile) -> None:

@@ -15,6 +15,7 @@ from solver.options.batch import batch_or_default
 from solver.options.inputs import load_inputs
 from solver.report.describe import describe, describe_strategy
 from solver.report.output import layout_dict, write_json
+from solver.report.words import token_rate
 from solver.search.fixed import AXES
 
 
@@ -58,7 +59,7 @@ def _text(limit: Limit, sequences: int) -> str:
     lines = [
         f"\n{limit.what}: {best.value:,} {'fits' if limit.surely else 'is at risk'}{_batch(best, sequences)}: {best.text()}"
     ]
-    lines += [f"  {describe(best.solutions, 0)}, {best.solutions.tgs[0]:,.0f} tokens/GPU/s"]
+    lines += [f"  {describe(best.solutions, 0)}, {token_rate(best.solutions.tgs[0])} tokens/GPU/s"]
     if limit.likely and limit.surely and limit.likely.value != limit.surely.value:
         lines.append(f"  {limit.likely.value:,} is at risk{_batch(limit.likely, sequences)}: {limit.likely.text()}")
     return "\n".join([*lines, *([f" {text}" for text in broken] or [f"  {limit.ends}"])])

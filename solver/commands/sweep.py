@@ -21,7 +21,7 @@ from solver.options.terminal_run import progress_bar
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
-from solver.report.words import gibibytes, seconds
+from solver.report.words import gibibytes, seconds, token_rate
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
 from solver.spec.frameworks import known_framework
@@ -158,7 +158,7 @@ def _pandas() -> Any:
 def _numbers_of(row: Row) -> tuple[str, ...]:
     """Return speed and memory of a layout; ? stands where it may not fit."""
     memory = gibibytes(row["peak_memory_bytes"], row["verdict"] == FITS)
-    return f"{row['tgs']:,.0f}", seconds(row["step_s"]), f"{row['mfu']:.1%}", memory
+    return token_rate(row["tgs"]), seconds(row["step_s"]), f"{row['mfu']:.1%}", memory
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from predictor.kernels.known_constants import ROWS_FOR_PHYSICS
 from profiler.errors import printable
+from profiler.profile.profile import QUICK, Profile
 from solver.api import DEFAULT_FRAMEWORK, of_another_framework
 from solver.formats.config_file import RunConfig
 from solver.spec.idle import idle_settings
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
+_FITTED = {"linear": "GEMMs", "flash_attn": "attention kernels"}  #: kernels that have a physical model, by table
 _SHOWN_KEYS = 6  #: names of keys in a note
 _OF_BATCH = ("micro_batch_size", "recompute")  #: axes of a layout that a config may leave to what starts it
 _SAID = ("zero", "grad_dtype", "framework", "precision")  #: what reports say elsewhere, or vary
+
+
+def profile_notes(profile: Profile) -> Iterator[str]:
+    """Yield what a profile lacks for predictions: it holds a trial's sizes only, or too few kernels of a kind for a fit."""
+    if profile.derivation is not None:
+        return
+    if profile.meta.get(QUICK):
+        yield "the profile holds the few sizes of a run with --quick, which tries the harness: measure again without it"
+    for table, kernels in _FITTED.items():
+        if (count := len(profile.table(table))) < ROWS_FOR_PHYSICS:
+            yield (
+                f"the profile holds {count} {kernels}: their times rest on the device's peak rates and usual constants, "
+                f"which {ROWS_FOR_PHYSICS} or more would be fitted to"
+            )
 
 
 def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_gpus: bool) -> Iterator[str]:

@@ -16,7 +16,7 @@ from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import errors_of, normal_cdf, own_stds
-from solver.report.words import PART_NAMES, between, seconds
+from solver.report.words import PART_NAMES, between, seconds, token_rate
 from solver.step.memory import AT_RISK, MEMORY_PARTS, OUT_OF_MEMORY
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
@@ -110,7 +110,7 @@ def comparison_table(sides: Sequence[Side]) -> Table:
     for number in range(1, len(sides) + 1):
         table.add_column(str(number), justify="right")
     rows: tuple[tuple[str, Callable[[Side], str]], ...] = (
-        ("tokens/GPU/s", lambda side: f"{side.tgs:,.0f}"),
+        ("tokens/GPU/s", lambda side: token_rate(side.tgs)),
         ("beside 1", lambda side: f"{side.tgs / sides[0].tgs - 1:+.1%}"),
         ("step", lambda side: seconds(side.why.seconds)),
         ("90% interval", lambda side: between(side.why.interval, side.why.seconds, "-")),

@@ -22,7 +22,7 @@ from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import pareto_figure, stages_figure
 from solver.report.timeline import step_timeline
 from solver.report.uncertainty import uncertainties
-from solver.report.words import PART_NAMES, between, parameter_count, seconds
+from solver.report.words import PART_NAMES, between, parameter_count, seconds, token_rate
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
@@ -77,7 +77,7 @@ def _answer(rivals: Solutions, why: Explanation) -> str:
     )
     return (
         f'<p class="dim">{escape(facts)}</p><p class="answer {verdict.split()[0]}">'
-        f"{rivals.tgs[0]:,.0f} tokens per GPU and second: a step takes {seconds(why.seconds)} "
+        f"{token_rate(rivals.tgs[0])} tokens per GPU and second: a step takes {seconds(why.seconds)} "
         f"({between(why.interval, why.seconds)} with 90% probability), MFU {rivals.mfu[0]:.1%}."
         f"<br>{memory.device[0] / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} per GPU, at most "
         f"{memory.bound[0] / GIB:.1f}: {verdict}<br>{escape(describe(rivals, 0))}</p>"

@@ -16,7 +16,7 @@ from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
 from solver.report.uncertainty import normal_cdf
-from solver.report.words import gibibytes, rounded, seconds
+from solver.report.words import gibibytes, rounded, seconds, token_rate
 from solver.step.memory import FITS
 
 
@@ -120,7 +120,7 @@ def plan_table(found: Sequence[Training]) -> Table:
             *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
             *([_number(one.energy_mwh)] if powered else []), *([f"{sequences:,}"] if several_batches else []),
-            f"{one.result.best.tgs[0]:,.0f}",
+            token_rate(one.result.best.tgs[0]),
             gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == FITS),
             describe(one.result.best, 0),
         )  # fmt: skip

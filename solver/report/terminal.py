@@ -19,7 +19,7 @@ from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.scores import Regret, Score
 from solver.report.validate import Prediction
-from solver.report.words import PART_NAMES, between, parameter_count, rounded, seconds
+from solver.report.words import PART_NAMES, between, parameter_count, rounded, seconds, token_rate
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import DOES_NOT_FIT, SearchResult
@@ -134,7 +134,7 @@ def _variants_table(variants: Sequence[Variant]) -> Table:
             table.add_row(*constants, "", "", "", Text(f"none: {variant.reason}"))
             continue
         table.add_row(
-            *constants, f"{best.tgs:,.0f}", seconds(best.seconds), f"{best.memory / GIB:.1f}", describe_strategy(best.layout)
+            *constants, token_rate(best.tgs), seconds(best.seconds), f"{best.memory / GIB:.1f}", describe_strategy(best.layout)
         )
     more = len(variants) - min(len(shown), _VARIANTS)
     table.caption = f"{more} combinations that find the same layouts or slower ones are in --json" if more else ""
@@ -192,7 +192,8 @@ def verdict_text(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
     verdict, interval = solutions.verdict(0), between(why.interval, why.seconds)
     text = (
-        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {interval})\n"
+        f"\n{token_rate(solutions.tgs[0])} tokens/GPU/s: "
+        f"a step takes {seconds(why.seconds)} (90% prediction interval {interval})\n"
         f"MFU {solutions.mfu[0]:.1%}, {rounded(solutions.flops_per_second[0] / 1e12)} TFLOP/s per GPU "
         f"(with non-causal attention FLOPs {solutions.mfu_whole_square[0]:.1%}), "
         f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
@@ -209,7 +210,7 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
     for solutions, index in rows:
         why = explain(solutions, index)
         table.add_row(
-            f"{solutions.tgs[index]:,.0f}", seconds(why.seconds), between(why.interval, why.seconds, "-"),
+            token_rate(solutions.tgs[index]), seconds(why.seconds), between(why.interval, why.seconds, "-"),
             f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}",
             *(["~" if tied(solutions, index) else ""] if ties else []), describe(solutions, index),
         )  # fmt: skip

@@ -44,6 +44,11 @@ def seconds(value: float, like: float | None = None) -> str:
     return f"{rounded(value / 1e-6)} us"
 
 
+def token_rate(per_gpu_second: float) -> str:
+    """Return tokens per GPU and second: whole ones, of a slow machine three digits."""
+    return f"{per_gpu_second:,.0f}" if per_gpu_second >= 100 else f"{per_gpu_second:.3g}"
+
+
 def between(interval: tuple[float, float], like: float, word: str = "to") -> str:
     """Return the two ends of an interval, in the unit of the time that it is of."""
     return f" {word} ".join(seconds(end, like) for end in interval)

@@ -208,12 +208,8 @@ def test_profiles_of_one_device_merge_and_others_are_refused(measured: Path, tmp
     links = replace(profile, tables={op: profile.tables[op] for op in COLLECTIVES})
     joined = merged(kernels, links)
     assert rows(joined) == rows(kernels) + rows(links)
-    for change, word in (
-        (replace(links, device=replace(links.device, name="another")), "device"),
-        (replace(links, meta={**links.meta, "units": {"time": "us"}}), "time in s and in us"),
-    ):
-        with pytest.raises(InputError, match=word):
-            merged(kernels, change)
+    with pytest.raises(InputError, match="differ in device"):
+        merged(kernels, replace(links, device=replace(links.device, name="another")))
 
     write_profile(tmp_path / "a.pt", kernels)
     write_profile(tmp_path / "b.pt", replace(links, device=replace(links.device, name="another")))

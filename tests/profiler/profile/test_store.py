@@ -257,6 +257,11 @@ def test_damage_raises_no_other_error(written: Path) -> None:
     ("change", "message"),
     [
         ({"schema": SCHEMA_VERSION + 1}, "newer"),
+        ({"schema": 0}, "schema 0 is no version of a profile's format"),
+        (
+            {"meta": {"device": vars(DEVICE), "units": {"time": "us"}}},
+            "it gives time in 'us'; a profile's is s: convert it first",
+        ),
         ({"format": "something else"}, "not a profile of this program"),
         ({"meta": {}}, "device"),
         ({"meta": {"device": {"name": "half"}}}, "incomplete"),
