@@ -144,6 +144,8 @@ def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:
         raise zero.wrong("stage", "2 or 3 beside offload_optimizer, which is not described otherwise")
     if not 0 < share <= 1 or (share < 1 and stage == 2):
         raise host.wrong("ratio", "1 with stage 2, and between 0 and 1 with stage 3")
+    if stage == 2 and zero.flag("round_robin_gradients", False):
+        raise zero.wrong("round_robin_gradients", "false beside offload_optimizer, where what it saves is not modelled")
     return {"optimizer_offload_fraction": share, "offload_gradients": True}
 
 

@@ -15,6 +15,12 @@ from solver.spec.recipes import FP32
 
 #: Share of the rows, on average, that a step of a ring over zigzag parts of a causal sequence concerns: all or half of them.
 RING_ROWS = 0.75
+#: Bytes per element of the context with which torch's eager kernels merge a step's part, on average over steps that concern all
+#: rows and half of them. All: to fp32 (6), difference (12), times a weight of each row (8), subtracted (12). Half: the same of
+#: half the rows, and both halves joined again (8).
+EAGER_MERGE = (38.0 + (38.0 / 2 + 8.0)) / 2
+#: Cost of adding a step's gradients relative to that of adding all rows (10 bytes): all rows, or half of them and joining (8).
+EAGER_ADDING = (10.0 + (10.0 / 2 + 8.0)) / 2 / 10.0
 
 
 def ring_ops(shapes: Shapes, steps: np.ndarray) -> list[Op]:
@@ -32,16 +38,21 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     allgather: keys and values are all-gathered once in each pass. ring: they go to the next rank before each further step
     (torch and torchtitan call this alltoall). The sums of their gradients, in fp32, go there after each of cp steps. Eager, the
     gather is under the first step and what is passed on under the steps; compiled, each collective is waited for where it is
-    issued. Forward merges as Transformer Engine does. Backward sets the three fp32 sums to zero and casts them at the end (10
-    bytes an element), adds each part (10), and joins the sums of keys and values for each message (8).
-    Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward, _AllGatherRotater) and
-    torch/distributed/_functional_collectives.py (_maybe_wrap_tensor), as read.
+    issued. Compiled, forward merges as Transformer Engine does; eager, by a chain of kernels (EAGER_MERGE). Backward sets the
+    three fp32 sums to zero and casts them at the end (10 bytes an element), adds each part (10, or EAGER_ADDING), and joins the
+    sums of keys and values for each message (8).
+    Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger, _partial_update,
+    _templated_ring_attention_backward, _AllGatherRotater) and torch/distributed/_functional_collectives.py
+    (_maybe_wrap_tensor), as read.
     """
-    hop, hidden = _hop(shapes.groups.cp_ring), not shapes.run.compile
+    hop, eager = _hop(shapes.groups.cp_ring), not shapes.run.compile
     ring = np.where(steps > 0, 1.0, 0.0)
     keys_values = shapes.kv_elements
     queries = shapes.tokens * shapes.heads * shapes.model.qk_head_dim
-    context = shapes.context_elements * RING_ROWS
+    if eager:
+        merged, ends, added, joined = shapes.context_elements, ring, EAGER_ADDING, 2.0 * shapes.element
+    else:
+        merged, ends, added, joined = shapes.context_elements * RING_ROWS, 0.0 * ring, RING_ROWS, 0.0
 
     def keys_and_values(phase: str, again: tuple[Recompute, ...]) -> Op:
         if shapes.run.cp_comm == "allgather":
@@ -50,7 +61,7 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
         else:
             name, kind, under, count = "kv.send", "p2p", f"attention.step.{phase}", steps
             dims = message(keys_values * shapes.element, hop)
-        return Op(name, ATTENTION, kind, phase, dims, "cp", count, (under,) if hidden else (), recomputed_by=again)
+        return Op(name, ATTENTION, kind, phase, dims, "cp", count, (under,) if eager else (), recomputed_by=again)
 
     def sums(name: str, elements: Array, forward: float, backward: float, count: Array) -> list[Op]:
         ops = memory_bound(f"attention.{name}", ATTENTION, "residual", elements, forward, backward, ATTENTION_CORE)
@@ -60,9 +71,11 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     return [
         keys_and_values(FORWARD, ATTENTION_CORE), keys_and_values(INPUT_GRAD, ()),
         Op("kv.gradients", ATTENTION, "p2p", INPUT_GRAD, message(FP32 * keys_values, hop), "cp", steps + ring,
-           ("attention.step.input_grad",) if hidden else ()),
-        *sums("correction", context, adding, 0.0, steps),
-        *sums("gradients", queries + keys_values, 0.0, adding, ring + RING_ROWS * steps),
+           ("attention.step.input_grad",) if eager else ()),
+        *sums("correction", merged, EAGER_MERGE if eager else adding, 0.0, steps),
+        *sums("wide_context", shapes.context_elements, 2.0 * (FP32 + shapes.element), 0.0, ends),
+        *sums("gradients", queries + keys_values, 0.0, adding, ring + added * steps),
+        *sums("joined_keys", keys_values, joined, joined, steps * (shapes.run.cp_comm != "allgather")),
         *sums("joined_gradients", keys_values, 0.0, 2.0 * FP32, steps + ring),
         *sums("wide_gradients", queries + keys_values, 0.0, 2.0 * FP32 + shapes.element, ring),
     ]  # fmt: skip

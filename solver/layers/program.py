@@ -72,9 +72,9 @@ class Op:
         return f"{self.name}.{self.phase}"
 
 
-def operands(op: Op) -> Array:
-    """Return the elements that all runs of a GEMM read."""
-    return 1.0 * op.dims["k"] * (op.dims["m"] + op.dims["n"]) * op.count
+def operands(op: Op, split: Array = 1.0) -> Array:
+    """Return the elements that all runs of a GEMM read; of the second operand, a ``split``-th part."""
+    return 1.0 * op.dims["k"] * (op.dims["m"] + op.dims["n"] / split) * op.count
 
 
 def message(size: Array, place: Placement) -> dict[str, Array]:

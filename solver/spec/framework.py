@@ -262,6 +262,8 @@ class MemoryUse:
     #: dispatcher).
     token_buffer: bool = False
     offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too, and only there
+    #: Where moments are on the host, fp32 copies of 16-bit gradients stay for those that are updated on the device.
+    keeps_wide_gradients: bool = False
     clips_on_host: bool = False  #: where moments are on the host, it unscales and clips the gradients
     #: The optimizer's step joins the 16-bit gradients that a rank updates and copies them to fp32: all under ZeRO-1 and 2, as
     #: many elements as this at a time under ZeRO-3. 0: it does neither.

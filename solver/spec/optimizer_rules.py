@@ -44,8 +44,8 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             "optimizer_states remainder is of weights in bf16 (precision bf16, or fp8 with fp8_recipe delayed)",
         ),
         (
-            s.optimizer_states != "remainder" or not s.optimizer_offload_fraction,
-            "optimizer_states remainder is kept on the device: leave optimizer_offload_fraction out",
+            s.optimizer_states == "fp32" or not s.optimizer_offload_fraction,
+            f"an optimizer on the host keeps its states in fp32 on both: leave optimizer_states {s.optimizer_states} out",
         ),
         *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in offloads(s)),
         (s.optimizer_offload_fraction > 0 or not s.offload_gradients, "offload_gradients needs optimizer_offload_fraction"),

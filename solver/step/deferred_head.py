@@ -18,9 +18,12 @@ def projection_seconds(head: Part) -> np.ndarray:
     return sum((row for op, row in rows if _is_projection(op)), np.zeros(len(head.times.waits)))
 
 
-def projection_operands(head: Part, element: float) -> np.ndarray:
-    """Return the bytes of a micro batch that it reads, input of the projection and gradient of its output: [keys]."""
-    sizes = (operands(op) * element for op in head.estimates.ops if _is_projection(op))
+def projection_operands(head: Part, element: float, split: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return the bytes of a micro batch that it reads, input of the projection and gradient of its output: [keys].
+
+    split: ranks over which the input is split, to be all-gathered again.
+    """
+    sizes = (operands(op, split) * element for op in head.estimates.ops if _is_projection(op))
     return sum(sizes, np.zeros(len(head.times.waits)))
 
 

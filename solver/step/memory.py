@@ -109,7 +109,9 @@ class PeakMemory:
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
         if stay := problem.framework.memory.gather_buffers:
             self._workspaces = self._workspaces + stay * (splits.mode == TpMode.MSP) * self._gathered
-        self._deferred_operands = projection_operands(table.head, problem.element_bytes.activation)
+        keys, element = table.keys, problem.element_bytes.activation
+        self._head_operands = projection_operands(table.head, element)
+        self._deferred_operands = projection_operands(table.head, element, np.where(keys.is_mode(TpMode.MSP), keys.tp, 1))
         self._held: dict[int, _StageBytes] = {}
 
     @property
@@ -209,8 +211,8 @@ class PeakMemory:
         waiting = np.where(
             is_schedule(schedule, "zb-h1", *AUTOMATIC), np.minimum(automatic_limit(schedule, splits.pp), m) - 1.0, 0.0
         )
-        waiting += m * deferred_share(problem.run, m)
-        kept_logits += has_head * (self._deferred_operands[self._key] * waiting)[row]
+        deferred = self._deferred_operands[self._key] * m * deferred_share(problem.run, m)
+        kept_logits += has_head * (self._head_operands[self._key] * waiting + deferred)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
         zero_stages = self._layouts.zero_stages

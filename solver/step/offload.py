@@ -11,6 +11,7 @@ import numpy as np
 from solver.layers.program import HOST_LINK, HOST_MEMORY, Op
 from solver.spec.precision import MOMENTS
 from solver.spec.recipes import FP32, HALF
+from solver.step.layouts import Splits
 from solver.step.problem import Problem
 
 TO_HOST = "gradients.to_host"  #: name of the op
@@ -35,21 +36,35 @@ def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
     return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * problem.element_bytes.activation})]
 
 
-def late_gradients(
-    to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray, zero: np.ndarray, overlaps: bool
-) -> np.ndarray:
-    """Return the exposed seconds per step of moving gradients to the host. to_host: one way, in 16 bits.
+def ranks_in_turn(problem: Problem, splits: Splits, elements: np.ndarray) -> np.ndarray:
+    """Return how many ranks copy gradients to the host one after the other under ZeRO-2, [splits].
 
-    overlaps: copies run beside the backward pass (DeepSpeed's overlap_comm); only what outlasts it is late then. After the
-    first micro batch the sum comes from the host, is added to on the device and goes back; the last one's also goes in fp32.
-    ZeRO-2 sends a single micro batch's in fp32 alone, ZeRO-3 reads back what it has just sent after the first one, too
-    (DeepSpeed 0.19: stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu and async_inplace_copy_grad_to_fp32_buffer_from_gpu;
-    stage3.py, partition_grads).
+    Its partitions are contiguous, so that a bucket of the rank's ``elements`` belongs to as many ranks as have a part of it,
+    and the next bucket's reduction waits for their copies (DeepSpeed 0.19: stage_1_and_2.py, reduce_ipg_grads;
+    round_robin_gradients, off unless asked for, would deal each bucket to all ranks).
     """
-    beside, sharded = backward if overlaps else 0.0, zero == 3
+    buckets = elements / problem.framework.data_parallel.bucket(problem.model.hidden_size)
+    return np.clip(buckets, 1.0, splits.dp * splits.cp)
+
+
+def late_gradients(
+    to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray, zero: np.ndarray, turns: np.ndarray, overlaps: bool
+) -> np.ndarray:
+    """Return the exposed seconds per step of moving gradients to the host. to_host: a rank's, one way, in 16 bits. turns: see
+    ranks_in_turn.
+
+    overlaps: copies run beside the backward pass (DeepSpeed's overlap_comm); only what outlasts it is late then. Under ZeRO-2
+    they never do: the host waits for each copy before the next, and with it the launches of the backward pass. After the first
+    micro batch the sum comes from the host, is added to on the device and goes back; the last one's also goes in fp32. ZeRO-2
+    sends a single micro batch's in fp32 alone, ZeRO-3 reads back what it has just sent after the first one, too (DeepSpeed
+    0.19: stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu and async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py,
+    partition_grads).
+    """
+    sharded = zero == 3
+    beside, copied = np.where(sharded & overlaps, backward, 0.0), to_host * np.where(sharded, 1.0, turns)
 
     def late(ways: np.ndarray | float) -> np.ndarray:
-        return np.maximum(ways * to_host - beside, 0.0)
+        return np.maximum(ways * copied - beside, 0.0)
 
     several = late(np.where(sharded, 2.0, 1.0)) + (micro_batches - 2) * late(2.0) + late(4.0)
     return np.where(micro_batches == 1, late(np.where(sharded, 4.0, 2.0)), several)
@@ -83,8 +98,13 @@ def gradients_here(problem: Problem) -> float:
     return 1.0 - problem.run.optimizer_offload_fraction * problem.run.offload_gradients
 
 
-def exposed_transfer(problem: Problem, saved: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+def exposed_transfer(
+    problem: Problem, saved: np.ndarray, forward: np.ndarray, backward: np.ndarray, next_pass: float | np.ndarray = 1.0
+) -> np.ndarray:
     """Return the exposed seconds of moving ``saved`` bytes to the host, under a ``forward`` pass, and back, under a
-    ``backward`` pass: the part of each transfer that outlasts the pass. Arrays of one shape."""
+    ``backward`` pass: the part of each transfer that outlasts the pass. Arrays of one shape.
+
+    next_pass: share whose backward pass comes right after its forward pass; the others have other passes' time to leave in.
+    """
     transfer = saved / max(problem.cluster.host_link, 1.0)
-    return np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
+    return next_pass * np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)

@@ -166,13 +166,18 @@ def _of_whole_layers(problem: Problem, saved: np.ndarray, layer: LayerSeconds) -
 
 def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: LayerSeconds, stage: SlowestStage) -> np.ndarray:
     """Return the seconds per micro batch that the slowest stage waits for activations on their way to and from the host:
-    [layouts]. Modules are offloaded in all layers, layers whole and of a single stage."""
+    [layouts]. Modules are offloaded in all layers, layers whole and of a single stage.
+
+    Of interleaved chunks only the last one's backward pass follows its forward pass at once; no other forward pass waits for
+    what leaves (Megatron-Core's fine_grained_activation_offload.py, on_group_commit_forward and bulk_reload_group).
+    """
     limit, row, level = problem.run.offload_layers, layouts.row, layouts.recompute
     if limit:
         moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), row)
         return over_kinds(moved[0], _of_whole_layers(problem, terms.saved[:, Recompute.NONE, row], layer))
     if not problem.run.offload_modules:
         return np.zeros(len(layouts))
-    whole = exposed_transfer(problem, terms.offloaded[:, Recompute.NONE, row], layer.forward, layer.backward)
-    again = exposed_transfer(problem, terms.offloaded[:, level, row], layer.forward, layer.backward + layer.recompute)
+    last, moved = 1.0 / terms.splits.vpp[row], terms.offloaded
+    whole = exposed_transfer(problem, moved[:, Recompute.NONE, row], layer.forward, layer.backward, last)
+    again = exposed_transfer(problem, moved[:, level, row], layer.forward, layer.backward + layer.recompute, last)
     return over_kinds(stage.layers - stage.recomputed, whole) + over_kinds(stage.recomputed, again)

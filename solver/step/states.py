@@ -83,7 +83,17 @@ def stage_state(
                 table_of_zero[zero] += added
             update[int(name == EXPERTS), zero] += step
     gradients += bucket_bytes(problem, trained, splits)
+    if problem.run.offload_gradients:  # stage_1_and_2.py, temp_grad_buffer_for_gpu_offload
+        gradients[2] += problem.element_bytes.activation * _largest_tensor(table, key, stages, stage)
     return StateBytes(weights, gradients, optimizer, update.max(axis=0))
+
+
+def _largest_tensor(table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+    """Return the elements of the largest weight of a stage on one rank, [splits]."""
+    tables = [(table.embedding.parameters[key], stages.has_embedding[stage]),
+              (table.head.shaped_alike[VOCABULARY][key], stages.has_head[stage])]  # fmt: skip
+    of_layers = [elements[key] for part in table.layers for elements in part.shaped_alike.values()]
+    return np.max([*of_layers, *(elements * there for elements, there in tables)], axis=0)
 
 
 def _weight_copies(
@@ -145,6 +155,8 @@ def trained_bytes(
     beside = memory.partition_bytes if zero in (1, 2) else 0.0
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
     on_device = (1 - problem.run.optimizer_offload_fraction) * owned
+    if memory.keeps_wide_gradients and problem.run.optimizer_offload_fraction and sizes.gradient == HALF:
+        gradients = gradients + FP32 * on_device
     step: np.ndarray = sizes.step * on_device
     if memory.fp32_gradient_copy and sizes.gradient == HALF:
         step = step + _gradient_copies(zero, elements, on_device, memory.fp32_gradient_copy)

@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.spec.framework import ASSUMED_LAUNCH
 from solver.step.layouts import Layouts
-from solver.step.offload import late_gradients
+from solver.step.offload import late_gradients, ranks_in_turn
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.stage_seconds import SlowestStage
@@ -60,7 +60,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     gather = exposed_gathers(problem, terms, layouts, forward)
     if problem.run.offload_gradients:
         number, beside = terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
-        sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, beside)
+        turns = ranks_in_turn(problem, terms.splits, terms.parameters)[row]
+        sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, turns, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
     optimizer = optimizer + casts * terms.weight_casts[row]

@@ -28,7 +28,9 @@ MAXTEXT = Framework(
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     # XLA removes what nothing reads from what is run again, as a checkpoint that ends early does
     recomputation=Recomputation(selective_keeps_qkv=True, stops_early=True),
-    memory=MemoryUse(allocator_gaps=(0.0, 0.0)),  # XLA plans its buffers before it runs
+    # base.yml's grad_dtype: gradients are reduced in the activations' type and cast (train.py). XLA plans its buffers before it
+    # runs.
+    memory=MemoryUse(allocator_gaps=(0.0, 0.0), reduced_gradient_bytes=4),
 )
 
 FAMILY = (MAXTEXT,)

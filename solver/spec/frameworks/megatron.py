@@ -138,6 +138,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         # arguments.py asks for the precision-aware optimizer beside --optimizer-cpu-offload, for which distrib_optimizer.py
         # makes no fp32 weights; those of HybridDeviceOptimizer are on the host
         "offloads_master": True,
+        "keeps_wide_gradients": True,  # HybridDeviceOptimizer, _set_sub_optimizer_grads
     },
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds

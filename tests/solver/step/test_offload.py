@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,9 @@ from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
+from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
+from solver.step.offload import ranks_in_turn
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 from solver.step.time import TIME_PARTS
@@ -76,8 +79,15 @@ def test_narrow_moments_by_hand(h100_model: CostModel) -> None:
         assert held(found, "optimizer") == pytest.approx(owned * (2 + 2 * moment), rel=1e-3)
         assert plain - held(found, "optimizer") == pytest.approx((2 + 2 * (4 - moment)) * owned, rel=1e-3)
         assert part(found, "optimizer") > part(stepped(h100_model), "optimizer"), "widened for the step and narrowed again"
-    both = stepped(h100_model, optimizer_states="bf16", optimizer_offload_fraction=1.0)
-    assert held(both, "optimizer") == pytest.approx(0, abs=1e-3 * owned)
+
+
+def test_fp32_copies_of_16_bit_gradients_stay_beside_an_optimizer_on_the_host(h100_model: CostModel) -> None:
+    # HybridDeviceOptimizer: of the parameters that the device updates
+    owned, grads = parameters(MODEL) / 8, {"grad_dtype": "bf16"}
+    here = stepped(h100_model, **grads)
+    for share in (0.25, 1.0):
+        away = stepped(h100_model, **grads, optimizer_offload_fraction=share)
+        assert held(away, "gradients") - held(here, "gradients") == pytest.approx(4 * (1 - share) * owned, rel=1e-6, abs=1)
 
 
 def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
@@ -99,12 +109,10 @@ def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.floats(0, 1), st.integers(0, 31), st.sampled_from(["fp32", "bf16", "8bit"]))
-def test_offload_never_takes_memory_and_never_saves_time(
-    h100_model: CostModel, fraction: float, layers: int, states: str
-) -> None:
-    here = stepped(h100_model, optimizer_states=states)
-    away = stepped(h100_model, optimizer_states=states, optimizer_offload_fraction=fraction, offload_layers=layers)
+@given(st.floats(0, 1), st.integers(0, 31))
+def test_offload_never_takes_memory_and_never_saves_time(h100_model: CostModel, fraction: float, layers: int) -> None:
+    here = stepped(h100_model, grad_dtype="fp32")
+    away = stepped(h100_model, grad_dtype="fp32", optimizer_offload_fraction=fraction, offload_layers=layers)
     assert away.memory.allocated[0] <= here.memory.allocated[0] * (1 + 1e-12)
     assert away.times.seconds[0] >= here.times.seconds[0] * (1 - 1e-12)
     assert away.times.parts[:, 0].sum() == pytest.approx(away.times.seconds[0])
@@ -116,7 +124,16 @@ def test_offload_never_takes_memory_and_never_saves_time(
         ({}, {"framework": "megatron-core-0.8", "optimizer_offload_fraction": 0.5}, "does not offer to offload optimizer"),
         ({"zero": 3}, {"framework": "torchtitan", "optimizer_states": "bf16"}, "does not offer optimizer_states bf16"),
         ({}, {"optimizer_states": "remainder", "precision": "mxfp8"}, "remainder is of weights in bf16"),
-        ({}, {"optimizer_states": "remainder", "optimizer_offload_fraction": 0.5}, "remainder is kept on the device"),
+        (
+            {},
+            {"optimizer_states": "remainder", "optimizer_offload_fraction": 0.5},
+            "in fp32 on both: leave optimizer_states remai",
+        ),
+        (
+            {},
+            {"optimizer_states": "bf16", "optimizer_offload_fraction": 0.5},
+            "in fp32 on both: leave optimizer_states bf16 out",
+        ),
         (
             {"zero": 3},
             {"framework": "megatron-bridge-26", "optimizer_states": "remainder"},
@@ -179,9 +196,11 @@ def test_gradients_on_the_host_by_hand(h100_model: CostModel) -> None:
     # both moments and the fp32 weights; the gradients' part in 16 bits, and the copies of it that the framework keeps
     assert held(here, "optimizer") - held(there, "optimizer") == pytest.approx(12 * owned, rel=1e-3)
     assert not here.problem.framework.memory.keeps_half_gradients * (here.problem.element_bytes.gradient > 2)
-    assert held(here, "gradients") - held(there, "gradients") == pytest.approx(2 * owned, rel=1e-3)
-    # to the host in 16 bits; after the first also back from it before, and of the last one also in fp32
-    way = owned * 2 / LINK
+    table = 128256 * 4096  # the largest weight, of whose gradient the device keeps a buffer
+    assert held(here, "gradients") - held(there, "gradients") == pytest.approx(2 * owned - 2 * table, rel=1e-3)
+    # to the host in 16 bits; after the first also back from it before, and of the last one also in fp32; partitions are larger
+    # than buckets of 500 million, so that the ranks copy one after the other
+    way = 8 * owned * 2 / LINK
     late = way + 2 * 2 * way + 4 * way
     assert part(there, "gradient_sync") - part(here, "gradient_sync") == pytest.approx(late, rel=1e-3, abs=1e-9)
     assert sum(line.seconds for line in explain(there, 0).lines) == pytest.approx(float(there.times.seconds[0]), rel=1e-9)
@@ -191,9 +210,10 @@ def test_gradients_on_the_host_by_hand(h100_model: CostModel) -> None:
 
 @pytest.mark.parametrize(("zero", "micro_batches", "ways"), [(2, 1, 2), (2, 4, 1 + 4 + 4), (3, 1, 4), (3, 4, 2 + 4 + 4)])
 def test_gradients_cross_the_link_by_hand(h100_model: CostModel, zero: int, micro_batches: int, ways: int) -> None:
+    # under ZeRO-2 the ranks copy one after the other, under ZeRO-3 a part of each parameter at once
     away = {"optimizer_offload_fraction": 1.0, "offload_gradients": True}
     here, there = (offloaded(h100_model, micro_batches, zero, **more) for more in ({}, away))
-    way = parameters(MODEL) / 8 * 2 / LINK
+    way = parameters(MODEL) / (8 if zero == 3 else 1) * 2 / LINK
     assert part(there, "gradient_sync") - part(here, "gradient_sync") == pytest.approx(ways * way, rel=1e-3)
 
 
@@ -208,16 +228,25 @@ def test_buckets_gradient_copies_and_shards_of_deepspeed_by_hand(h100_model: Cos
     assert held(three, "weights") == pytest.approx(2 * owned, rel=1e-6)
 
 
+def test_as_many_ranks_copy_in_turn_as_a_bucket_has_owners(h100_model: CostModel) -> None:
+    """8 ranks, buckets of 500 million: of 4 billion parameters each rank has one; of fewer several share one."""
+    problem = make_problem(MODEL, 8, h100_model, 8192, framework="deepspeed")
+    splits = Layouts.of([problem.run.replace(num_micro_batches=1)] * 4).splits.take(np.zeros(4, dtype=int))
+    assert ranks_in_turn(problem, splits, np.array([4e8, 1e9, 4e9, 8e9])).tolist() == [1, 2, 8, 8]
+    hidden = make_problem(MODEL, 8, h100_model, 8192, framework="transformers-deepspeed")  # buckets of 4096 squared
+    assert ranks_in_turn(hidden, splits, np.array([4e8] * 4)).tolist() == [8] * 4
+
+
 def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
     slow = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1, "host_memory_gb_s": 40})
     problem = make_problem(MODEL, 8, h100_model, 8192, slow, framework="deepspeed", precision="bf16", grad_dtype="bf16",
                            attention="flash", optimizer_offload_fraction=1.0, offload_gradients=True)  # fmt: skip
-    one, four = (estimated(problem, [problem.run.replace(zero=2, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
+    one, four = (estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
     way, backward = parameters(MODEL) / 8 * 2 / 1e9, float(one.times.pipelines.backward[0])
     assert way > backward
     more = part(four, "gradient_sync") - part(one, "gradient_sync")
-    reduces = [part(offloaded(h100_model, m, overlap_grad_reduce=True), "gradient_sync") for m in (1, 4)]
-    late = (way - backward) + 2 * (2 * way - backward) + (4 * way - backward) - (2 * way - backward)
+    reduces = [part(offloaded(h100_model, m, 3, overlap_grad_reduce=True), "gradient_sync") for m in (1, 4)]
+    late = (2 * way - backward) + 2 * (2 * way - backward) + (4 * way - backward) - (4 * way - backward)
     assert more - (reduces[1] - reduces[0]) == pytest.approx(late, rel=0.02)
 
 

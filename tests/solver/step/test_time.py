@@ -287,6 +287,8 @@ def test_deepspeed_reduces_buckets_whole_in_every_micro_batch() -> None:
 
 
 def test_gradients_go_to_the_host_beside_the_backward_pass_only_where_asked() -> None:
-    given = np.array([3.0]), np.array([4.0]), np.array([3]), np.array([2])
-    beside, after = (late_gradients(*given, overlaps)[0] for overlaps in (True, False))
-    assert (beside, after) == ((6 - 4) + (12 - 4), 3 + 6 + 12)
+    given, turns = (np.array([3.0]), np.array([4.0]), np.array([3])), np.array([5.0])
+    beside, after = (late_gradients(*given, np.array([3]), turns, overlaps)[0] for overlaps in (True, False))
+    assert (beside, after) == ((6 - 4) + (6 - 4) + (12 - 4), 6 + 6 + 12)
+    for overlaps in (True, False):  # under ZeRO-2 the host waits for each copy, and five ranks copy in turn
+        assert late_gradients(*given, np.array([2]), turns, overlaps)[0] == 5 * (3 + 6 + 12)
