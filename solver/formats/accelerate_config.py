@@ -24,6 +24,7 @@ from solver.formats.trainer_script import (
     SYNC_RELEASES,
     check_parameters,
     syncs_each_batch,
+    taken_to_train,
     trainer_at,
     trainer_fields,
 )
@@ -93,8 +94,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
         "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
         "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
     }  # fmt: skip
-    batch, unread, syncs = _launched(sections, source, dtype, sharded)
-    notes: tuple[str, ...] = (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
+    batch, unread, notes, syncs = _launched(sections, source, dtype, sharded)
+    notes += (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
     if shards["framework"] == FSDP1 and shards["zero"] and batch.get("num_micro_batches") != 1:
         notes += (SYNC_RELEASES,) if syncs else ()
         layout |= {} if syncs else {"defer_grad_sync": True}
@@ -139,9 +140,11 @@ _PLACES = {
 }  # fmt: skip
 
 
-def _launched(sections: Section, source: Source, precision: str, sharded: bool) -> tuple[dict[str, Any], tuple[str, ...], bool]:
-    """Return what the script of the same name states, where there is one, its arguments that are not read, and whether it
-    reduces every micro batch's gradients.
+def _launched(
+    sections: Section, source: Source, precision: str, sharded: bool
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], bool]:
+    """Return what the script of the same name states, where there is one, its arguments that are not read, notes, and whether
+    it reduces every micro batch's gradients.
 
     Raises InputError where it gives accelerate another value than the settings, which it would take instead.
     """
@@ -149,7 +152,7 @@ def _launched(sections: Section, source: Source, precision: str, sharded: bool) 
     words = script_words(script) if script else []
     at = trainer_at(words)
     if script is None or at is None:
-        return {}, (), False
+        return {}, (), (), False
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
     plain = flattened(sections)
     for argument, value in arguments(words[start:at], script.path).items():
@@ -162,7 +165,8 @@ def _launched(sections: Section, source: Source, precision: str, sharded: bool) 
     given = arguments(words[at + 1 :], script.path)
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
-    return *trainer_fields(given, precision, script.path, words[at]), syncs_each_batch(given, script)
+    batch, unread = trainer_fields(given, precision, script.path, words[at])
+    return batch, unread, taken_to_train(words[at]), syncs_each_batch(given, script)
 
 
 def settings_of_script(source: Source) -> Source:

@@ -38,8 +38,7 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
         assumptions.append(f"framework {shown(stated)}: priced as {framework.name}, no such release is described")
     if framework.name == GENERIC.name:
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
-    zero = given.get("zero", framework.flags.get("zero"))
-    flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)), zero)
+    flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
     values: dict[str, Any] = {**flags, **attention_of(framework, model), **given, "framework": stated}
     for key in ("world_size", "seq_len"):
         values[key] = count_of(values, key, 0)
@@ -55,9 +54,9 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
     values |= _expert_tensor(values, given, model, framework, assumptions)
     values |= _end_stages(values, given, model, framework, assumptions)
     assumptions += [
-        f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
+        f"{key}: {value} (default of {framework.name})"
         for key in _NAMED_DEFAULTS
-        if key not in given
+        if key not in given and (value := values.get(key, getattr(Strategy, key, None))) is not None
     ]
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         split = "true" if values["tp_mode"] == "msp" else "false"

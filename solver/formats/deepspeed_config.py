@@ -43,7 +43,14 @@ from solver.formats.script_words import (
     whole_argument,
 )
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import NO_SEQUENCE, check_parameters, trainer_at, trainer_fields, trainer_precision
+from solver.formats.trainer_script import (
+    NO_SEQUENCE,
+    check_parameters,
+    taken_to_train,
+    trainer_at,
+    trainer_fields,
+    trainer_precision,
+)
 from solver.formats.trainer_script import PROGRAM as TRAINER
 from solver.spec.frameworks import framework_of
 
@@ -119,7 +126,7 @@ def _zero(file: SectionReader) -> dict[str, Any]:
         raise zero.wrong("stage", "0, 1, 2 or 3")
     if stage == 3:
         _check_prefetching(zero)
-    overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
+    overlaps = None if zero.get("overlap_comm", AUTO) in (AUTO, None) else zero.flag("overlap_comm", False)
     gathers_ahead = {"overlap_param_gather": True}  # whatever it says (partitioned_param_coordinator.py); of ZeRO-3 alone
     return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, **gathers_ahead, **_offload(zero, stage)}
 
@@ -236,9 +243,8 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
         fields, ignored = trainer_fields(given, precision, path, words[at])
         sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
         unsaid: tuple[str, ...] = () if "seq_len" in fields else (NO_SEQUENCE,)
-        if words[at].rpartition("/")[2] != TRAINER:
-            unsaid = (*unsaid, f"{words[at]} is taken to train with transformers' trainer, whose arguments it is given")
-        run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=unsaid)
+        notes = (*unsaid, *taken_to_train(words[at]))
+        run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=notes)
     else:
         run = _megatron(given, world, source)
     layout, notes = {**run.layout, **settings}, (*run.notes, *left_out)

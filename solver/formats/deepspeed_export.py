@@ -46,7 +46,8 @@ def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
         "train_batch_size": run.global_batch_sequences, "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.num_micro_batches, "gradient_clipping": 1.0, "steps_per_print": 10,
         "zero_optimization": {
-            "stage": _stage(run), "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000, **_offload(run),
+            "stage": _stage(run), "reduce_bucket_size": 500_000_000, **_offload(run),
+            **({} if run.overlap_grad_reduce is None else {"overlap_comm": run.overlap_grad_reduce}),
         },
         "data_types": {"grad_accum_dtype": run.grad_dtype},
         **({run.precision: {"enabled": True}} if run.precision in PRECISIONS else {}),

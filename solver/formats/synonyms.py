@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.choices import CHOICES, SWITCHES
+from solver.spec.choices import CHOICES, OPTIONAL_SWITCHES, SWITCHES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import chunk_layers
@@ -149,7 +149,7 @@ def _cut_in_half(run: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
 
 
 def _word(key: str, value: Any) -> Any:
-    if key in SWITCHES and isinstance(value, str | int):
+    if key in (*SWITCHES, *OPTIONAL_SWITCHES) and isinstance(value, str | int):
         return _SWITCHES.get(str(value).lower(), bool(value) if value in (0, 1) else value)
     if key in _COUNTS and isinstance(value, str | float):
         text = str(value).lower().removeprefix("zero").strip("-_ ").removeprefix("stage").strip("-_ ").removesuffix(".0")

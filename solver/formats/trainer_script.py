@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, closest, shown
+from profiler.errors import InputError, closest, printable, shown
 from profiler.text_file import json_object
 from solver.formats.file_run import Source, model_path
 from solver.formats.known_keys import keys
+from solver.formats.launch import END
 from solver.formats.script_words import program_at, whole_argument
 from solver.spec.strategy import Strategy
 
@@ -71,6 +72,13 @@ _NOT_DESCRIBED = keys(
     "per_gpu_train_batch_size torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo "
     "tpu_metrics_debug tpu_num_cores use_cpu use_ipex use_liger_kernel use_mps_device"
 )
+#: Parts of arguments of other programs around the trainer that change what a step does, and values that change nothing.
+_CHANGES = ("lora", "peft", "finetuning_type", "freeze", "quantization", "sequence_parallel", "attn_implementation",
+            "flash_attn", "liger", "unsloth", "galore", "badam", "load_in_4bit", "load_in_8bit")  # fmt: skip
+_AS_WITHOUT = ("full", "auto", "fa2", "flash_attention_2", "sdpa")
+#: Arguments by which a program around the trainer is known.
+_OWN = (*BATCH, _AGAIN, "--output_dir")
+_LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
 #: Types of parameters that are no wider than those of mixed precision.
 _HALF_TYPES = ("bfloat16", "float16")
 NO_SEQUENCE = (
@@ -80,11 +88,33 @@ NO_SEQUENCE = (
 
 def trainer_at(words: Sequence[str]) -> int | None:
     """Return the place of the program around transformers' trainer that a script launches: run_clm.py, or another Python file
-    whose arguments are the trainer's; None for anything else."""
-    own = {word.partition("=")[0] for word in words} & {*BATCH, _AGAIN, "--output_dir"}
-    other = next((i for i, word in enumerate(words) if word.endswith(".py")), None) if own else None
-    known = program_at(words, PROGRAM)
-    return other if known is None else known
+    whose arguments are the trainer's; None for anything else.
+
+    Of several files with such arguments it is the one that a launcher of ranks starts. Raises InputError where that leaves two.
+    """
+    if (known := program_at(words, PROGRAM)) is not None:
+        return known
+    found: dict[int, bool] = {}
+    start = 0
+    for end in [*(i for i, word in enumerate(words) if word == END), len(words)]:
+        command, first = words[start:end], start
+        start = end + 1
+        own = next((i for i, word in enumerate(command) if word.partition("=")[0] in _OWN), 0)
+        program = next((i for i in range(own - 1, -1, -1) if command[i].endswith(".py")), None)
+        if program is not None:
+            found[first + program] = any(word.rpartition("/")[2] in _LAUNCHERS for word in command[:program])
+    launched = [at for at, by_launcher in found.items() if by_launcher] or list(found)
+    if len({words[at] for at in launched}) > 1:
+        names = " and ".join(dict.fromkeys(words[at] for at in launched))
+        raise InputError(f"the script starts {printable(names)} with arguments of a trainer; leave in it the one that trains")
+    return launched[0] if launched else None
+
+
+def taken_to_train(program: str) -> tuple[str, ...]:
+    """Return a note on a program that is not transformers' own."""
+    if program.rpartition("/")[2] == PROGRAM:
+        return ()
+    return (f"{program} is taken to train with transformers' trainer, whose arguments it is given",)
 
 
 def trainer_precision(given: dict[str, Any], path: Path) -> str:
@@ -107,8 +137,11 @@ def trainer_fields(
     found: dict[str, Any] = dict(_DEFAULTS)
     found |= {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
     own = program.rpartition("/")[2] == PROGRAM
-    longest = next((name for name in _SEQUENCES if name in given and not own), "")
-    if longest:
+    lengths = {name: given[name] for name in _SEQUENCES if name in given and not own}
+    if len(set(lengths.values())) > 1:
+        stated = " and ".join(f"{name} {shown(value)}" for name, value in lengths.items())
+        raise InputError(f"{path}: {stated} are two lengths of a sequence; leave the one that {program} trains with")
+    if longest := next(iter(lengths), ""):
         found.setdefault("seq_len", whole_argument(given, longest, path))
     for name, asked in _PRECISIONS.items():
         if name in given and _on(given, name, path) and asked != precision:
@@ -117,14 +150,15 @@ def trainer_fields(
         found |= {"recompute": "full" if _on(given, _AGAIN, path) else "none", "recompute_layers": -1}
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
         raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
-    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", longest}
+    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", *lengths}
     idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
         plain = name.lstrip("-")
         if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
             continue
-        if plain in _NOT_DESCRIBED or name == "--tf32":
-            raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
+        changes = not own and any(part in plain for part in _CHANGES) and given[name] not in _AS_WITHOUT
+        if plain in _NOT_DESCRIBED or name == "--tf32" or changes:
+            raise InputError(f"{path}: {name} of {program} is not modelled: without it the run is estimated")
         if own:
             known = [f"--{other}" for other in (*_NEUTRAL, *_NOT_DESCRIBED)]
             raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")

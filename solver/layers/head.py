@@ -51,7 +51,11 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     capped = soft_cap_ops(shapes, "logits", "loss", shapes.tokens * shapes.vocab, ()) if model.capped_logits else []
     ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *capped, *_loss_ops(shapes)])
     ops = with_sequence_copies(shapes, ops)
-    return LayerProgram("head", keys, tuple(ops), saved, weights, transient_bytes=transient)
+    output = np.zeros(len(keys)) if _with_projection(shapes) else _logits(shapes) * shapes.element
+    return LayerProgram(
+        "head", keys, tuple(ops), saved, weights, transient_bytes=transient, output_bytes=output,
+        output_beside_loss=output * (shapes.framework.memory.drops_logits and not _holds_logits(shapes)),
+    )  # fmt: skip
 
 
 def _vocab_ops(shapes: Shapes) -> list[Op]:
@@ -135,6 +139,11 @@ def _copied_logits(shapes: Shapes, logits: np.ndarray) -> list[Op]:
 def _compiled(shapes: Shapes) -> bool:
     stated = shapes.run.compile_loss
     return shapes.run.compile and shapes.framework.kernels.compiled_loss if stated is None else stated
+
+
+def _holds_logits(shapes: Shapes) -> bool:
+    """Whether the loss itself works in the 16-bit logits or keeps them."""
+    return shapes.run.cross_entropy_fusion or _compiled(shapes)
 
 
 def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:

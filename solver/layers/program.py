@@ -172,6 +172,10 @@ class LayerProgram:
     weights: tuple[Weight, ...]
     buffer_bytes: Array = field(default=0.0)  #: buffer that all layers share and that stays
     transient_bytes: Array = field(default=0.0)  #: largest short-lived working set of its backward pass
+    #: Of the head: its output, the logits, and what of them the loss does not hold in any case. A pipeline that keeps what its
+    #: stages send keeps these too, until the stage's backward pass has ended.
+    output_bytes: Array = field(default=0.0)
+    output_beside_loss: Array = field(default=0.0)
 
     def saved_bytes(self, level: Recompute) -> np.ndarray:
         """Return the bytes kept per micro batch under a recompute level, on the device or the host; shape [keys]."""

@@ -109,7 +109,7 @@ def _tensor_broken(problem: Problem, tp: int) -> str:
         return "attention heads do not divide by tp"
     if not tensor_parallel_runs(problem.framework.can_run, problem.model, tp):
         return f"{problem.framework.name} does not run that tp"
-    return quantised_broken(problem.model, problem.run.precision, tp)
+    return quantised_broken(problem.model, problem.framework.can_run, problem.run.precision, tp)
 
 
 def _context_broken(problem: Problem, tp: int, cp: int) -> str:

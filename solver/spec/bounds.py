@@ -43,7 +43,7 @@ WHOLE_NUMBERS = {
     "jobs": (1, 256),
 }
 NUMBERS = {
-    "inter_node_gbit_per_gpu": (1, 1e6),
+    "inter_node_gbit_per_gpu": (0.05, 1e6),  # a gigabit for the 16 GPUs of a node
     "memory_gib": (1e-3, 8192),
     "oversubscription": (1, 1000),
     "host_link_gb_s": (1e-3, 1e5),

@@ -71,6 +71,7 @@ class CanRun:
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     compiles_loss_apart: bool = False  #: compile_loss: the loss is compiled without the model, or the model without it
     compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's
+    leaves_unaligned: bool = False  #: quantised runs leave linears of sizes that their GEMMs refuse in 16 bits
     gathers_after_reducing: bool = False  #: overlap_param_gather needs overlap_grad_reduce
     splits_backward_tied: bool = True  #: schedules that split the backward pass run with tied embeddings
     overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute

@@ -219,7 +219,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (not zero_broken(s), zero_broken(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
-        groups_rule(framework, s),
+        groups_rule(framework, model, s),
         (
             s.recompute_group == 1 or s.recomputes_all,
             f"recompute_group {s.recompute_group} is of recompute full of all layers",
@@ -317,7 +317,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
     unmet, unrun = exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
-        (not (odd := quantised_broken(model, s.precision, s.tp)), odd),
+        (not (odd := quantised_broken(model, framework_for(s.framework, model).can_run, s.precision, s.tp)), odd),
         (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
         (heads_divide_by_cp(model, s, s.tp, s.cp), _heads_undivided(model, s)),
         *size_rules(model, s),

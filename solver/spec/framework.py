@@ -134,6 +134,8 @@ class DataParallel:
     reduced_gradient_bytes: int = 0  #: of a gradient in the collective; 0: as it is accumulated
     #: FSDP: copies of all-gathered weights, and of whole gradients, between parameters and buffers (each a read and a write).
     all_gather_copies: float = 0.0
+    #: Experts of which no other rank holds copies are a unit of FSDP's all the same, to be cast for each pass.
+    wraps_lone_experts: bool = False
     reduce_scatter_copies: float = 0.0
     sharded_gather_copies: float = 0.0  #: further ones of the weights that ZeRO-3 gathers
     #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
@@ -144,7 +146,7 @@ class DataParallel:
     gather_elements: float = 0.0
     #: A bucket has as many parameters as a matrix of hidden_size squared, and an all-gather nine tenths of that.
     buckets_by_hidden: bool = False
-    #: ZeRO-3 reduces gradients beside the backward pass unless a run says no; flags are those of the other stages.
+    #: Where a run does not say (overlap_grad_reduce None), only ZeRO-3 reduces gradients beside the backward pass.
     overlaps_sharded_unless_told: bool = False
     #: Below ZeRO-3 parameters are gathered in the optimizer's step, whatever overlap_param_gather says.
     gathers_in_step: bool = False
@@ -358,11 +360,9 @@ class Framework:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated
 
-    def flags_of(self, precision: str | None, zero: Any = None) -> dict[str, Any]:
-        """Return the flags of a run of ``precision``, whose 16-bit gradients have its type, and of ``zero`` (None: its own)."""
+    def flags_of(self, precision: str | None) -> dict[str, Any]:
+        """Return the flags of a run of ``precision``, whose 16-bit gradients have its type."""
         found = dict(self.flags)
-        if zero == 3 and self.data_parallel.overlaps_sharded_unless_told:
-            found["overlap_grad_reduce"] = True
         if precision in _HALVES and found.get("grad_dtype") in _HALVES:
             found["grad_dtype"] = precision
         return found

@@ -158,6 +158,10 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
     gathers_alone = s.overlap_param_gather and s.optimizer != "muon" and not s.overlap_grad_reduce
     return (
         (
+            framework.data_parallel.overlaps_sharded_unless_told or s.overlap_grad_reduce is not None,
+            f"overlap_grad_reduce of {name} is true or false in all ZeRO stages",
+        ),
+        (
             not (splits_tensors and s.tp_comm_overlap and can.compiles_tp_overlap) or s.compile,
             f"{name}: tp_comm_overlap, the overlap of tensor parallelism, needs compile",
         ),
@@ -178,10 +182,16 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
     )
 
 
-def groups_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
-    """Return (holds, what is broken) of layers that are recomputed several at a time."""
-    return framework.can_run.recomputes_groups or run.recompute_group == 1, (
-        f"{framework.name} recomputes layers one by one, not {run.recompute_group} at a time (recompute_group)"
+def groups_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken) of layers that are recomputed several at a time.
+
+    Multi-token prediction's are not: asserted in Megatron-Core's multi_token_prediction.py.
+    """
+    alone, what = not framework.can_run.recomputes_groups, framework.name
+    if model.num_nextn_predict_layers and not alone:
+        alone, what = True, f"{what} beside multi-token prediction"
+    return not alone or run.recompute_group == 1, (
+        f"{what} recomputes layers one by one, not {run.recompute_group} at a time (recompute_group)"
     )
 
 
@@ -231,7 +241,7 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)
     _check_overlaps(framework, model, run)
-    optional = groups_rule(framework, run), projection_rule(framework, run)
+    optional = groups_rule(framework, model, run), projection_rule(framework, run)
     require((*optimizer_rules(framework, run), *optional, *offload_rules(model, run)))
     if run.offload_layers >= model.num_hidden_layers:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")

@@ -87,7 +87,8 @@ class Strategy:
     attention: str = "flash"  #: fused (FlashAttention, cuDNN), or GEMMs and a softmax
     flash_generation: int = 0  #: of the FlashAttention that ran; 0: the framework's, else the best one for the device
     fused_softmax: bool | None = None  #: unfused attention: scale, mask and softmax are one kernel; None: as the framework does
-    overlap_grad_reduce: bool = True  #: gradients are reduced beside the backward pass
+    #: Gradients are reduced beside the backward pass; None: as the framework does in each ZeRO stage unless told (DeepSpeed).
+    overlap_grad_reduce: bool | None = True
     overlap_param_gather: bool = True  #: ZeRO-1: parameters are gathered beside the next forward pass
     #: FSDP adds whole gradients until a step's last micro batch and reduces them once; None: as the framework does by default.
     defer_grad_sync: bool | None = None

@@ -88,10 +88,22 @@ class Activations:
         These are all its saved tensors where it was recomputed, with those of the layers before it that were recomputed at
         once, and its largest gradients.
         """
-        counts = self._stages.counts[stage][:, self._row]
-        there, recomputed = counts > 0, self._recomputed[stage] > 0
-        at_once: np.ndarray | float = 1.0
-        if self._problem.run.recompute_group > 1:
-            at_once = np.minimum(self._group, np.ceil(self._layers_of_chunk(stage)))
-        again = np.where(recomputed, at_once * self._whole - self._kept, 0.0)
-        return np.where(there, again + self._transient, 0.0).max(axis=0)
+        there, recomputed = self._stages.counts[stage][:, self._row] > 0, self._recomputed[stage] > 0
+        again = np.where(recomputed, self._whole - self._kept, 0.0)
+        one: np.ndarray = np.where(there, again + self._transient, 0.0).max(axis=0)
+        return np.maximum(one, self._group_at_once(stage)) if self._problem.run.recompute_group > 1 else one
+
+    def _group_at_once(self, stage: int) -> np.ndarray:
+        """Return the bytes of a group of layers that are recomputed at once and of the largest gradients of one, [pipelines].
+
+        The group is of the largest layers that a chunk holds.
+        """
+        recomputed = self._recomputed[stage]
+        whole = np.where(recomputed > 0, self._whole, 0.0)
+        order = np.argsort(-whole, axis=0)
+        held = np.take_along_axis(np.ceil(recomputed / self._splits.vpp[self._row]), order, axis=0)
+        before = np.cumsum(held, axis=0) - held
+        number = np.clip(self._group - before, 0.0, held)
+        together: np.ndarray = (number * np.take_along_axis(whole, order, axis=0)).sum(axis=0)
+        kept = np.take_along_axis(np.where(recomputed > 0, self._kept, 0.0), order[:1], axis=0)[0]
+        return together - kept + np.where(recomputed > 0, self._transient, 0.0).max(axis=0)

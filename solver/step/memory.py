@@ -215,6 +215,10 @@ class PeakMemory:
         kept_logits += has_head * (self._head_operands[self._key] * waiting + deferred)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
+        if problem.framework.pipeline.keeps_messages:
+            output, beside_loss = self._table.head.output[:, self._key[row]] * has_head * (splits.pp > 1)[row]
+            kept_logits += output
+            loss = loss + beside_loss - output
         zero_stages = self._layouts.zero_stages
         state = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
         absent = _absent_gradients(problem, splits, state.gradients)

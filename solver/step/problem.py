@@ -14,7 +14,7 @@ from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
 from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
-from solver.spec.alignment import quantised_broken, unaligned
+from solver.spec.alignment import left_in_16_bits, quantised_broken, unaligned
 from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
 from solver.spec.fp8_attention_rules import fp8_attention_broken
@@ -61,6 +61,7 @@ class Problem:
         return (
             *self.model.unmodelled,
             *unaligned(self.model),
+            *left_in_16_bits(self.model, self.framework.can_run, self.run.precision),
             *self.run.unmodelled,
             *graphs_left_out(self.model, self.run),
             *caps,
@@ -80,6 +81,12 @@ class Problem:
         """Whether gradients of sharded parameters stay whole until a step's last micro batch."""
         stated = self.run.defer_grad_sync
         return self.framework.data_parallel.defers_sync if stated is None else stated
+
+    @property
+    def reduces_sharded_beside(self) -> bool:
+        """Whether gradients of weights that ZeRO-3 shards are reduced beside the backward pass."""
+        stated = self.run.overlap_grad_reduce
+        return self.framework.data_parallel.overlaps_sharded_unless_told if stated is None else stated
 
     @property
     def runs_no_sync(self) -> bool:
@@ -166,7 +173,7 @@ def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
     framework = framework_of(run.framework)
     if run.precision in QUANTISED and not framework.can_run.quantised:
         raise InputError(f"precision {run.precision} is none of {framework.name}'s, whose linears are 16-bit or fp32")
-    if odd := quantised_broken(model, run.precision):
+    if odd := quantised_broken(model, framework.can_run, run.precision):
         raise InputError(odd)
     if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
@@ -200,6 +207,7 @@ class Part:
     postponed: np.ndarray  #: bytes per micro batch that weight gradients need, shape [keys]
     transient: np.ndarray  #: bytes, shape [keys]
     buffer: np.ndarray  #: bytes that stay between layers, shape [keys]
+    output: np.ndarray  #: bytes of LayerProgram.output_bytes and output_beside_loss, shape [2, keys]
     parameters_of: Mapping[str, np.ndarray]  #: parameters of one rank by group (PARAMETER_GROUPS), each of shape [keys]
     shaped_alike: Mapping[str, np.ndarray]  #: elements of the distinct shapes of its linears and experts, by name; [keys] each
 
@@ -266,6 +274,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 postponed=program.weight_gradient_operands() * problem.element_bytes.activation,
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 buffer=np.broadcast_to(np.asarray(program.buffer_bytes, dtype=float), len(keys)),
+                output=np.zeros((2, len(keys))) + np.array([program.output_bytes, program.output_beside_loss]).reshape(2, -1),
                 parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},
                 shaped_alike=program.distinct_elements(),
             )

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.layers.program import EXPERTS, LINEARS, OTHERS, Op
+from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, Op
 from solver.spec.choices import Recompute
-from solver.spec.strategy import Strategy
+from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
@@ -48,7 +48,8 @@ class ShardedWeights:
     gather, scatter: [S] weights and gradients of a layer. neighbours: of the layers of a kind. root: [S] both of embedding and
     head, exposed. head: [S] those of a head that is gathered as a layer is, apart from the root. by_tensor: as in
     DataParallel.zero3_by_tensor. regathered: share of the weights that is then gathered again after recomputation. reducing:
-    [S] share of the micro batches that reduce gradients. last_kind: of the last layer.
+    [S] share of the micro batches that reduce gradients. last_kind: of the last layer. gathers_beside, reduces_beside: whether
+    weights are gathered, and gradients reduced, beside compute.
     """
 
     gather: tuple[SideStreamWork, ...]
@@ -60,6 +61,8 @@ class ShardedWeights:
     regathered: float
     reducing: np.ndarray
     last_kind: int
+    gathers_beside: bool
+    reduces_beside: bool
 
 
 def sharded_weight_ops(
@@ -79,7 +82,19 @@ def sharded_weight_ops(
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
         ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
+        if of == EXPERTS and sync.wraps_lone_experts:
+            ops += _lone_casts(name, gathered / sizes.activation, trained, group)
     return ops
+
+
+def _lone_casts(name: str, weights: np.ndarray, trained: np.ndarray, group: ParameterGroup) -> list[Op]:
+    """Return the kernels of FSDP2 around ``weights`` parameters that one rank holds alone, of which ``trained`` have gradients:
+    casts to 16 bits and a copy for each pass, casts of the gradients (_fsdp_param_group.py, wait_for_unshard)."""
+    alone, cast = (group.size == 1) * 1.0, HALF + FP32
+    return [
+        Op(f"{name}.{way}", "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=alone, variant="copy")
+        for way, size in (("all_gather", weights * (cast + 2 * HALF)), ("reduce_scatter", trained * cast))
+    ]
 
 
 def _units(problem: Problem, table: LayerTable, key: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
@@ -123,8 +138,9 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
     neighbours = neighbours_of(problem.kinds.of_layer, len(problem.kinds.kinds))
     return ShardedWeights(
-        gather, scatter, neighbours, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1])
-    )
+        gather, scatter, neighbours, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1]),
+        problem.run.overlap_param_gather, problem.reduces_sharded_beside,
+    )  # fmt: skip
 
 
 def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
@@ -166,7 +182,7 @@ def messages(problem: Problem, name: str, gathered: np.ndarray, trained: np.ndar
 
 
 def exposed_by_sharding(
-    weights: ShardedWeights, layouts: Layouts, run: Strategy, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
+    weights: ShardedWeights, layouts: Layouts, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the exposed seconds of ZeRO-3 per layer of each kind and micro batch, what recomputation adds to them, both
     [kinds, layouts], and those of embedding and head, [layouts]; zero for other layouts.
@@ -193,29 +209,29 @@ def exposed_by_sharding(
         passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
         for before, after, share in weights.neighbours[kind]:
             gather, scatter = weights.gather[before].take(row), weights.scatter[after].take(row)
-            once, again = (_in_backward(gather, scatter, run, compute, reducing) for compute in passes)
+            once, again = (_in_backward(gather, scatter, weights, compute, reducing) for compute in passes)
             following = weights.gather[after].take(row)
-            first = following.beside(forward[kind, chosen], run.overlap_param_gather)
+            first = following.beside(forward[kind, chosen], weights.gathers_beside)
             layer[kind, chosen] += share * (first + once)
             recomputing[kind, chosen] += share * (again - once)  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
-    exposed_already = weights.by_tensor or not run.overlap_param_gather
+    exposed_already = weights.by_tensor or not weights.gathers_beside
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
-        root[chosen] += gather.beside(forward[weights.last_kind, chosen], run.overlap_param_gather)
-        root[chosen] += scatter.beside(backward[weights.last_kind, chosen], run.overlap_grad_reduce) * reducing
+        root[chosen] += gather.beside(forward[weights.last_kind, chosen], weights.gathers_beside)
+        root[chosen] += scatter.beside(backward[weights.last_kind, chosen], weights.reduces_beside) * reducing
     return layer, recomputing, root
 
 
 def _in_backward(
-    gather: SideStreamWork, scatter: SideStreamWork, run: Strategy, compute: np.ndarray, reducing: np.ndarray
+    gather: SideStreamWork, scatter: SideStreamWork, weights: ShardedWeights, compute: np.ndarray, reducing: np.ndarray
 ) -> np.ndarray:
     """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``, on average over micro batches
     of which a share is ``reducing``."""
-    alone = gather.beside(compute, run.overlap_param_gather)
-    if run.overlap_param_gather and run.overlap_grad_reduce:
+    alone = gather.beside(compute, weights.gathers_beside)
+    if weights.gathers_beside and weights.reduces_beside:
         both = (gather + scatter).overlapped_with(compute)
     else:
-        both = alone + scatter.beside(compute, run.overlap_grad_reduce)
+        both = alone + scatter.beside(compute, weights.reduces_beside)
     return alone + reducing * (both - alone)

@@ -80,7 +80,7 @@ def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[L
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
     recompute = terms.recompute[:, layouts.recompute, row]
-    fsdp, fsdp_extra, root = exposed_by_sharding(terms.sharded, layouts, run, forward, backward, recompute)
+    fsdp, fsdp_extra, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
     both, nothing = forward + backward, np.zeros(forward.shape)
     hidden = _hidden_exchange(terms, layouts, both, run) if run.moe_exchange_overlap else nothing
     without_recompute, extra = forward + backward + fsdp - hidden, recompute + fsdp_extra

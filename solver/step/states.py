@@ -76,24 +76,29 @@ def stage_state(
         weights += _weight_copies(problem, table, key, stages, stage, name, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zero_stages:
-            sharded = shares[name] > 1  # experts that nothing shards accumulate in the parameters' type
+            # experts that nothing shards accumulate in the parameters' type
+            sharded = (shares[name] > 1) | problem.framework.data_parallel.wraps_lone_experts
             whole = (piped & (zero == 2) | late & (zero > 1)) & (sharded | (name != EXPERTS))
             held, step = trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, whole)
             for table_of_zero, added in zip((weights, gradients, optimizer), held, strict=True):
                 table_of_zero[zero] += added
             update[int(name == EXPERTS), zero] += step
-    gradients += bucket_bytes(problem, trained, splits)
+    buckets = bucket_bytes(problem, trained, splits)
+    gradients += buckets
     if problem.run.offload_gradients:  # stage_1_and_2.py, temp_grad_buffer_for_gpu_offload
-        gradients[2] += problem.element_bytes.activation * _largest_tensor(table, key, stages, stage)
-    return StateBytes(weights, gradients, optimizer, update.max(axis=0))
+        has_table = (stages.has_embedding[stage] + stages.has_head[stage]) > 0
+        gradients[2] += problem.element_bytes.activation * _largest_tensor(problem, splits, has_table)
+    stepping = update.max(axis=0)
+    if problem.framework.memory.joins_buckets:  # stage_1_and_2.py: _release_ipg_buffers after the last backward pass
+        stepping[1:3] = np.maximum(stepping[1:3] - buckets[1:3], 0.0)
+    return StateBytes(weights, gradients, optimizer, stepping)
 
 
-def _largest_tensor(table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
-    """Return the elements of the largest weight of a stage on one rank, [splits]."""
-    tables = [(table.embedding.parameters[key], stages.has_embedding[stage]),
-              (table.head.shaped_alike[VOCABULARY][key], stages.has_head[stage])]  # fmt: skip
-    of_layers = [elements[key] for part in table.layers for elements in part.shaped_alike.values()]
-    return np.max([*of_layers, *(elements * there for elements, there in tables)], axis=0)
+def _largest_tensor(problem: Problem, splits: Splits, has_table: np.ndarray | bool = True) -> np.ndarray:
+    """Return the elements of the largest weight on one rank, [splits]: of the MLP or, where there is one, the vocabulary's."""
+    model, kernels = problem.model, problem.framework.kernels
+    mlp = model.intermediate_size * (2 if kernels.fused_gate_up and model.gated_mlp else 1)
+    return model.hidden_size * np.maximum(mlp, model.vocab_size * np.asarray(has_table)) / splits.tp
 
 
 def _weight_copies(
@@ -114,15 +119,17 @@ def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.nd
     """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [4 ZeRO stages, splits].
 
     As needed: no more than there are gradients, and none under ZeRO-3, which is FSDP, or where all gradients fit one bucket,
-    which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step). Tensors that are joined to be reduced:
-    DeepSpeed's comm/coalesced_collectives.py (reduce_scatter_coalesced) and stage_1_and_2.py (allreduce_bucket).
+    which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step). Tensors that are joined to be reduced
+    are of a bucket, and no more than there are: DeepSpeed's comm/coalesced_collectives.py (reduce_scatter_coalesced) and
+    stage_1_and_2.py (allreduce_bucket).
     """
     memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket(problem.model.hidden_size)
     number = np.full((4, len(trained)), float(memory.gradient_buckets))
     alone = (splits.pp == 1) | (not problem.framework.data_parallel.overlaps_sharded_alone)
-    number[1:3] += memory.second_bucket * problem.run.overlap_grad_reduce * alone
-    number[2:] += memory.joins_buckets
+    number[1:3] += memory.second_bucket * bool(problem.run.overlap_grad_reduce) * alone
     size = number * (elements if memory.gradient_buckets else 0.0)  # without buckets their size is infinite
+    if memory.joins_buckets:
+        size[1:] += np.minimum(elements, trained)
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
         size[3] = 0.0
@@ -209,8 +216,8 @@ def _sharded_layers(
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return the bytes of weights that are gathered of a layer of each kind, and its parameters whose gradients are reduced,
     [kinds, splits] each: without the experts where their ranks hold no copies, so that nothing shards them."""
-    ranks = shard_ranks(problem, splits)
-    alone = (ranks[EXPERTS] == 1) if EXPERTS in ranks else np.zeros(len(splits), dtype=bool)
+    ranks, wrapped = shard_ranks(problem, splits), problem.framework.data_parallel.wraps_lone_experts
+    alone = (ranks[EXPERTS] == 1) if EXPERTS in ranks and not wrapped else np.zeros(len(splits), dtype=bool)
     gathered, trained = [], []
     for part, kind in zip(table.layers, problem.kinds.kinds, strict=True):
         experts = gathered_bytes(problem, part, key, kind.quantised, [EXPERTS])
@@ -240,12 +247,12 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     backward pass runs.
 
     ISP keeps two blocks of full weights (this one's and the next one's). DeepSpeed gathers ahead until it holds live_elements,
-    and its gradients go to a bucket (partitioned_param_coordinator.py, stage3.py). FSDP keeps, beside what its root keeps, two
-    all-gathered layers, one layer's whole gradients and, if the root has both ends, those of the head in the latter; while the
-    loss is computed no layer is gathered, except in frameworks whose buffers stay or gather ahead (those without a root). FSDP2
-    has a layer's gradients as autograd makes them beside what it reduces of the layer after it, under ZeRO-2 too, and frees a
-    head that is a unit of its own after its backward pass (_fsdp_param_group.py, post_backward; _fsdp_collectives.py,
-    foreach_reduce). The largest kind of layer decides.
+    or what one tensor needs, and its gradients go to a bucket (partitioned_param_coordinator.py, stage3.py). FSDP keeps, beside
+    what its root keeps, two all-gathered layers, one layer's whole gradients and, if the root has both ends, those of the head
+    in the latter, the gradients under ZeRO-2 too; while the loss is computed no layer is gathered, except in frameworks whose
+    buffers stay or gather ahead (those without a root). FSDP2 has a layer's gradients as autograd makes them beside what it
+    reduces of the layer after it, and frees a head that is a unit of its own after its backward pass (_fsdp_param_group.py,
+    post_backward; _fsdp_collectives.py, foreach_reduce). The largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
@@ -257,12 +264,13 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     if live := problem.framework.memory.live_elements:
         counts = np.bincount(problem.kinds.of_layer, minlength=len(gathered))[:, None]
         ends = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
-        fsdp = np.minimum((counts * gathered).sum(axis=0) + sizes.activation * ends, sizes.activation * live)
+        most = np.maximum(live, _largest_tensor(problem, splits))  # what a module needs is gathered whatever there is
+        fsdp = np.minimum((counts * gathered).sum(axis=0) + sizes.activation * ends, sizes.activation * most)
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
     # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
     waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay) and not queued)
     at_loss, passed = fsdp * (not stay), root * (stay != ("head",))
-    whole = pool + np.max(made + sizes.gradient * trained, axis=0) * problem.framework.memory.copies_gradients
+    whole = pool + (np.max(made + sizes.gradient * trained, axis=0) + waiting) * problem.framework.data_parallel.shards_units
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, whole, pool + passed + fsdp + waiting]])

@@ -59,7 +59,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     sync = exposed_gradients(problem, terms, layouts, backward)
     gather = exposed_gathers(problem, terms, layouts, forward)
     if problem.run.offload_gradients:
-        number, beside = terms.splits.num_micro_batches[row], problem.run.overlap_grad_reduce
+        number, beside = terms.splits.num_micro_batches[row], problem.reduces_sharded_beside
         turns = ranks_in_turn(problem, terms.splits, terms.parameters)[row]
         sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, turns, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]

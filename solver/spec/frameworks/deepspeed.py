@@ -20,11 +20,11 @@ MEGATRON_DEEPSPEED = Framework(
     flags={
         "zero": 0,  # runtime/zero/config.py: a configuration that names no stage
         "grad_dtype": "fp16",  # in flat buffers
-        "overlap_grad_reduce": False,
+        "overlap_grad_reduce": None,
         "overlap_param_gather": True,  # of ZeRO-3: partitioned_param_coordinator.py gathers ahead, whatever overlap_comm says
         "attention": "unfused",
     },
-    best_practice={"overlap_grad_reduce": True},  # overlap_comm, off below ZeRO-3 unless a file says so
+    best_practice={"overlap_grad_reduce": True},  # overlap_comm, on in ZeRO-3 alone unless a file says so
     can_run=CanRun(
         zero_stages=(0, 1, 2, 3),
         replicated_kv_heads=False,  # Megatron's tensor parallelism

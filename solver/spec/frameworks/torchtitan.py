@@ -41,6 +41,7 @@ TORCHTITAN_2025 = Framework(
         cp_comms=("allgather", "ring"),  # the latter is rotate method alltoall
         packed_exchanges=(),  # SDPA has no documents
         shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
+        leaves_unaligned=True,  # components/quantization/utils.py: module_filter_fn
         copies_alone=True,  # DDP is not composed with other parallelism
         casts_by_shards=True,  # distributed/utils.py: maybe_enable_amp
         recompute_shares=(0.25, 0.5),  # every fourth or second layer
@@ -70,6 +71,7 @@ TORCHTITAN_2025 = Framework(
     ),
     data_parallel=DataParallel(
         all_gather_copies=2.0,
+        wraps_lone_experts=True,  # distributed/parallel_dims.py, _mesh_exist: efsdp wherever ep is above 1
         # chunk_cat casts into the message: 278 G elements/s on H100 from 16 to 32 bits (pytorch's pull request 120678), which
         # takes as long as 2.7 reads or writes of 4 bytes at the rate of other copies there
         reduce_scatter_copies=2.7,
@@ -163,7 +165,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
              "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
-    data_parallel={"defers_sync": True},
+    data_parallel={"defers_sync": True, "wraps_lone_experts": False},
     # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
     memory={
         "weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0),

@@ -107,8 +107,37 @@ def test_other_programs_around_the_trainer_are_read(tmp_path: Path) -> None:
     assert expected.items() <= found.layout.items()
     assert "src/train.py is taken to train with transformers' trainer, whose arguments it is given" in found.notes
     assert "--data_path" in found.ignored and "--model_max_length" not in found.ignored
-    with pytest.raises(InputError, match="use_liger_kernel of run_clm.py is not described"):
-        load(tmp_path, settings, f"{script}{words} --use_liger_kernel True")
+    for more, sentence in {
+        "--use_liger_kernel True": "--use_liger_kernel of src/train.py is not modelled",
+        "--finetuning_type lora": "--finetuning_type of src/train.py is not modelled",
+        "--attn_implementation eager": "--attn_implementation of src/train.py is not modelled",
+        "--max_seq_length 1024": "--model_max_length 2048 and --max_seq_length 1024 are two lengths of a sequence",
+    }.items():
+        with pytest.raises(InputError, match=sentence):
+            load(tmp_path, settings, f"{script}{words} {more}")
+    same = load(tmp_path, settings, f"{script}{words} --finetuning_type full --use_peft False --max_seq_length 2048")
+    assert same.layout == found.layout
+    # what prepares data is not what trains, whatever its arguments; of two programs that a launcher starts none is chosen
+    for first in ("python prepare.py --out data\n", "python prepare.py --output_dir data\n", "python -m tools.x a.py\n"):
+        before = load(tmp_path, settings, first + script + words)
+        assert before.layout == found.layout and "src/train.py is taken" in " ".join(before.notes)
+    with pytest.raises(InputError, match="starts other.py and src/train.py with arguments of a trainer"):
+        load(tmp_path, settings, f"deepspeed --num_gpus 8 other.py --output_dir x\n{script}{words}")
+
+
+def test_the_stage_that_a_comparison_changes_to_has_its_own_default(tmp_path: Path) -> None:
+    """overlap_comm, which the file leaves open, is on in ZeRO-3 alone: from a file of either stage both stages take as long."""
+    beside(tmp_path)
+    words = f"{TRAINER} --bf16"
+    found: dict[int, list[float]] = {}
+    for stage in (2, 3):
+        config = load(tmp_path, {"zero_optimization": {"stage": stage}, "bf16": {"enabled": "auto"}}, words)
+        problem = load_problem(config, 16, seq_len=1024)
+        layouts = [problem.run.replace(zero=zero, zero_shard_size=16) for zero in (2, 3)]
+        found[stage] = estimate(problem, layouts).times.seconds.tolist()
+    assert found[2] == found[3]
+    stated = {"zero_optimization": {"stage": 3, "overlap_comm": False}, "bf16": {"enabled": "auto"}}
+    assert load(tmp_path, stated, words).layout["overlap_grad_reduce"] is False
 
 
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
@@ -116,7 +145,7 @@ def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     expected = {
         "framework": "megatron-deepspeed", "world_size": 8, "tp": 2, "pp": 2, "dp": 2, "tp_mode": "mtp", "zero": 1,
         "zero_shard_size": 2, "micro_batch_size": 4, "num_micro_batches": 4, "precision": "bf16", "grad_dtype": "bf16",
-        "attention": "unfused", "dropout": False, "recompute": "full", "overlap_grad_reduce": False, "seq_len": 2048,
+        "attention": "unfused", "dropout": False, "recompute": "full", "overlap_grad_reduce": None, "seq_len": 2048,
     }  # fmt: skip
     assert expected.items() <= config.layout.items() and config.assumed == ()
     model = config.model
@@ -131,7 +160,7 @@ def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
                 "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}  # fmt: skip
     config = load(tmp_path, settings, f"{TRAINER} --gradient_accumulation_steps 5")
     expected = {"world_size": 16, "dp": 16, "tp": 1, "zero": 3, "zero_shard_size": 16, "micro_batch_size": 3,
-                "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": True}  # fmt: skip
+                "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": None}  # fmt: skip
     assert expected.items() <= config.layout.items() and config.assumed == ()
     assert same_model(config.model, model_of("llama3_8b"))
 
@@ -169,7 +198,7 @@ def test_what_a_trainer_s_script_leaves_out_has_transformers_defaults(tmp_path: 
 def test_arguments_of_a_trainer_that_change_a_step_are_refused(argument: str, tmp_path: Path) -> None:
     beside(tmp_path)
     settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
-    with pytest.raises(InputError, match=f"{argument.split()[0]} of run_clm.py is not described here"):
+    with pytest.raises(InputError, match=f"{argument.split()[0]} of run_clm.py is not modelled"):
         load(tmp_path, settings, f"{TRAINER} {argument}")
     off = (
         f"{TRAINER} --torch_compile False --learning_rate 1e-5 --dataset_name x --max_steps 10 --output_dir y --tf32 True "

@@ -9,7 +9,9 @@ from toy import TINY, make_problem, toy_cost
 
 from profiler.errors import InputError
 from solver.search.search import search
-from solver.spec.alignment import quantised_broken, unaligned
+from solver.spec.alignment import left_in_16_bits, quantised_broken, unaligned
+from solver.spec.frameworks import framework_of
+from solver.spec.frameworks.megatron import GENERIC
 
 
 @pytest.mark.parametrize(
@@ -25,8 +27,20 @@ from solver.spec.alignment import quantised_broken, unaligned
     ],
 )
 def test_quantised_linears_have_sizes_of_whole_vectors(changes: dict[str, Any], precision: str, tp: int, broken: str) -> None:
-    found = quantised_broken(TINY.replace(**changes), precision, tp)
+    found = quantised_broken(TINY.replace(**changes), GENERIC.can_run, precision, tp)
     assert broken in found and bool(found) == bool(broken)
+
+
+def test_torchtitan_leaves_linears_that_its_gemms_refuse_in_16_bits() -> None:
+    can_run, odd = framework_of("torchtitan").can_run, TINY.replace(intermediate_size=200)
+    assert not quantised_broken(odd, can_run, "fp8") and not quantised_broken(odd, can_run, "fp8", 2)
+    # what it converts, of multiples of 16, must be so on each rank too, and in blocks of 32
+    assert "is 24 on each of tp 2" in quantised_broken(TINY.replace(intermediate_size=48), can_run, "fp8", 2)
+    assert "multiples of 32" in quantised_broken(TINY.replace(intermediate_size=48), can_run, "mxfp8")
+    said = "that linears whose sizes are no multiples of 16 (intermediate_size 200) stay in 16 bits"
+    assert left_in_16_bits(odd, can_run, "fp8") == (said,)
+    assert not left_in_16_bits(odd, can_run, "bf16") and not left_in_16_bits(odd, GENERIC.can_run, "fp8")
+    assert said in make_problem(odd, 1, toy_cost(), 32, framework="torchtitan", precision="fp8").left_out
 
 
 def test_a_search_divides_quantised_linears_into_whole_vectors_only() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from round_trip import model_of
 from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
 
 from predictor.cost_model import CostModel
@@ -339,7 +340,8 @@ def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None
     # two layers gathered, gradients of one in 16 bits and of the other in the fp32 buffer that is reduced; torchtitan's head is
     # gathered at the loss alone, and ZeRO-2 has the gradients too
     assert buffers("torchtitan-2026-02").tolist() == [[0, 2 * head], [6 * TINY_LAYER, 10 * TINY_LAYER]]
-    assert buffers("fsdp2").tolist() == [[0, 2 * ends], [6 * TINY_LAYER, 10 * TINY_LAYER + 2 * ends + 2 * head]]
+    assert buffers("fsdp2").tolist() == [[0, 2 * ends], [6 * TINY_LAYER + 2 * head, 10 * TINY_LAYER + 2 * ends + 2 * head]]
+    assert buffers("fsdp").tolist() == [[0, 2 * ends], [4 * TINY_LAYER + 2 * head, 8 * TINY_LAYER + 2 * ends + 2 * head]]
     # all of a model of less than a billion parameters
     whole = 2 * (2 * TINY_LAYER + ends)
     assert buffers("megatron-deepspeed").tolist() == [[0, whole], [0, whole]]
@@ -350,6 +352,57 @@ def test_two_weight_ranks_hold_a_pool_too() -> None:
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
     assert found.memory.parts[MEMORY_PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
+
+
+def test_a_tensor_larger_than_what_deepspeed_holds_is_gathered_all_the_same(h100_model: CostModel) -> None:
+    # 1e9 parameters at a time, but the head's 128,256 x 16,384 in one piece
+    problem = make_problem(model_of("llama3_405b"), 256, h100_model, framework="transformers-deepspeed")
+    found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=256, dp=256)])
+    held = gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 3, 0]
+    assert held.tolist() == [2 * 128_256 * 16_384] * 2
+
+
+def test_torchtitan_wraps_experts_that_no_other_rank_holds(h100_model: CostModel) -> None:
+    def buffers(framework: str, ep: int) -> float:
+        problem = make_problem(model_of("qwen3_30b_a3b"), 8, h100_model, framework=framework, grad_dtype="fp32")
+        found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, ep=ep)])
+        return float(gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[1, 3, 0])
+
+    # 128 experts of three matrices of 2048 x 768 a layer: two layers' gathered, gradients of one as made and as reduced
+    experts = 128 * 3 * 2048 * 768
+    four, eight = (buffers("torchtitan-2026-02", ep) for ep in (4, 8))
+    assert four - eight == pytest.approx((2 * 2 + 2 + 4) * (experts / 4 - experts / 8))
+    assert buffers("torchtitan-2026-02", 8) - buffers("nemo-automodel", 8) > 10 * experts / 8 * 0.9
+
+
+def test_torchtitan_s_last_stage_holds_the_logits_until_its_backward_pass_ends(h100_model: CostModel) -> None:
+    def found(pp: int) -> tuple[float, float]:
+        problem = make_problem(model_of("llama3_8b"), 8, h100_model, 8192, framework="torchtitan", compile=False)
+        layout = {"pp": pp, "dp": 8 // pp, "zero": 2, "zero_shard_size": 8 // pp, "num_micro_batches": 8}
+        memory = memory_of_stages(estimated(problem, [problem.run.replace(**layout)]), 0)
+        return float(memory.parts[MEMORY_PARTS.index("loss"), -1]), float(memory.parts[:, -1].sum())
+
+    # 12 bytes a logit at the loss, and behind a pipeline the 2 of the stage's output
+    logits, (alone, _), (behind, _) = 8192 * 128_256, found(1), found(2)
+    assert behind - alone == pytest.approx(2 * logits, rel=0.01)
+
+
+def test_a_group_of_recomputed_layers_holds_no_more_than_there_are(h100_model: CostModel) -> None:
+    # one dense layer of wide MLP and seven of small experts: all eight at once are what no recomputation keeps
+    model = MODEL.replace(
+        hidden_size=1024, intermediate_size=11008, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8,
+        head_dim=128, vocab_size=1024, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=512,
+        first_k_dense_replace=1,
+    )  # fmt: skip
+
+    def held(**layout: Any) -> dict[str, float]:
+        group = layout.get("recompute_group", 1)
+        problem = make_problem(model, 8, h100_model, framework="megatron-core", recompute_group=group)
+        return parts(estimated(problem, [problem.run.replace(dp=8, num_micro_batches=4, micro_batch_size=16, **layout)]))
+
+    plain, group = held(recompute="none"), held(recompute="full", recompute_group=8)
+    whole = plain["activations"] + plain["backward_buffers"]
+    assert group["activations"] + group["backward_buffers"] == pytest.approx(whole, rel=0.01)
 
 
 def test_states_of_weight_shards_are_split_over_their_copies() -> None:
@@ -404,17 +457,17 @@ def test_nanotron_reserves_what_its_collectives_still_read() -> None:
 
 @pytest.mark.parametrize(("overlaps", "buckets"), [(False, 1), (True, 2)])
 def test_gradients_and_buckets_of_deepspeed(overlaps: bool, buckets: int) -> None:
-    # 16-bit gradients and a bucket of 500 million of them, or two, under ZeRO-1 of 8 ranks
+    # 16-bit gradients and a bucket of 500 million of them, or two, under ZeRO-1 of 8 ranks, and what of them is joined
     run = {**TINY_RUN, "framework": "megatron-deepspeed", "overlap_grad_reduce": overlaps}
     problem = make_problem(TINY, 8, toy_cost(), **run)
     found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8) for zero in (0, 1)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     bucket = 2 * problem.framework.data_parallel.bucket_elements
-    assert found.memory.parts[1].tolist() == [2 * elements + bucket, 2 * elements + buckets * bucket]
+    assert found.memory.parts[1].tolist() == [2 * elements + bucket, 2 * 2 * elements + buckets * bucket]
     # with fp32 gradients the 16-bit ones stay
     fp32 = make_problem(TINY, 8, toy_cost(), **run, grad_dtype="fp32")
     held = estimated(fp32, [fp32.run.replace(zero=1, zero_shard_size=8)]).memory.parts[1, 0]
-    assert held - buckets * 2 * bucket == (4 + 2) * elements
+    assert held - buckets * 2 * bucket == (4 + 4 + 2) * elements
 
 
 def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:

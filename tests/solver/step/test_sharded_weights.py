@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from round_trip import model_of
-from toy import BYTE, LINK, TINY, make_problem, part, tiny
+from toy import BYTE, LINK, TINY, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.search.search import search
 from solver.spec.frameworks import framework_of
 from solver.step.sharded_weights import exposed_by_sharding, messages, neighbours_of
 from solver.step.side_stream import SideStreamWork
@@ -83,7 +85,7 @@ def test_a_layer_is_gathered_beside_the_one_before_it() -> None:
     weights = replace(found.terms.sharded, gather=work(1, 5), scatter=work(2, 6), neighbours=neighbours_of(kinds, 2), head=None)
     forward, backward = np.array([[2.0], [4.0]]), np.array([[4.0], [8.0]])
     nothing = np.zeros((2, 1))
-    layers = exposed_by_sharding(weights, found.layouts, found.problem.run, forward, backward, nothing)[0]
+    layers = exposed_by_sharding(weights, found.layouts, forward, backward, nothing)[0]
     assert layers[:, 0].tolist() == [(5 - 2) + (1 + 6 - 4), (5 - 4) + 0]
 
 
@@ -155,9 +157,17 @@ def test_messages_of_deepspeed_by_hand(
     assert [float(reduced[0]) for _, reduced in found] == pytest.approx(reductions)
 
 
-@pytest.mark.parametrize(("precision", "zero", "overlaps"), [("bf16", 3, True), ("bf16", 2, False), ("fp16", None, False)])
-def test_deepspeed_overlaps_reductions_of_zero_3_unless_told(precision: str, zero: int | None, overlaps: bool) -> None:
-    assert framework_of("transformers-deepspeed").flags_of(precision, zero)["overlap_grad_reduce"] is overlaps
+@pytest.mark.parametrize(("zero", "same"), [(1, False), (2, False), (3, True)])
+def test_deepspeed_overlaps_reductions_of_zero_3_unless_told(zero: int, same: bool) -> None:
+    def found(overlaps: bool | None) -> tuple[float, float]:
+        run = {"overlap_grad_reduce": overlaps, "precision": "bf16", "grad_dtype": "bf16"}
+        one = tiny("transformers-deepspeed", 8, TINY, run, dp=8, zero=zero, zero_shard_size=8, num_micro_batches=2)
+        return float(one.times.seconds[0]), float(one.memory.allocated[0])
+
+    assert framework_of("transformers-deepspeed").flags_of("bf16")["overlap_grad_reduce"] is None
+    assert found(None) == found(same) != found(not same)
+    with pytest.raises(InputError, match="overlap_grad_reduce of megatron-core-0.12 is true or false"):
+        search(make_problem(TINY, 8, toy_cost(), framework="megatron-core", overlap_grad_reduce=None), 8)
 
 
 @pytest.mark.parametrize(("framework", "tensors"), [("megatron-deepspeed", 4), ("aleph-alpha-scaling", 5), ("llm-foundry", 5)])
