@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import lcm
@@ -14,6 +13,7 @@ from profiler.profile.profile import GIB
 from solver.api import configured_strategy, estimate, without_filling
 from solver.formats.config_file import RunConfig
 from solver.spec.bounds import WHOLE_NUMBERS
+from solver.spec.division import MIN_LOCAL_TOKENS
 from solver.spec.strategy import Strategy
 from solver.step.memory import AT_RISK, FITS, MEMORY_PARTS, OUT_OF_MEMORY
 from solver.step.problem import Problem
@@ -48,14 +48,17 @@ class Tried:
 
 @dataclass(frozen=True)
 class Limit:
-    """surely: the best value whose bound fits. likely: the best that fits at the point estimate. breaks: the one after it;
-    where it is None, ``ends`` says why no further one was tried."""
+    """The most of something that fits. surely: the best value whose bound fits. likely: the best that fits at the point
+    estimate. breaks: the one after it; where it is None, ``ends`` says why no further one was tried. refused: why the first
+    value that cannot be run cannot, or "". note: what holds for the best one."""
 
     what: str
     surely: Tried | None
     likely: Tried | None
     breaks: Tried | None
     ends: str
+    refused: str = ""
+    note: str = ""
 
 
 def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
@@ -63,12 +66,12 @@ def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
     as many micro batches as the layout has and so a larger batch, more: up to 64 one by one, then twice as many and so on.
     """
     each, count = layout.micro_batch_size * layout.num_micro_batches, layout.num_micro_batches
-    most = WHOLE_NUMBERS["micro_batch_size"][1]
+    most, refused = WHOLE_NUMBERS["micro_batch_size"][1], list[str]()
 
     def tried(sizes: Iterable[tuple[int, int]]) -> Iterator[Tried]:
         return _tried(
-            (size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
-            for size, number in sizes if size <= most
+            ((size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
+             for size, number in sizes if size <= most), refused
         )  # fmt: skip
 
     def larger() -> Iterator[Tried]:
@@ -78,26 +81,28 @@ def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
         sizes = chain(range(last + 1, _ONE_BY_ONE + 1), (_ONE_BY_ONE << doubling for doubling in range(1, _DOUBLINGS + 1)))
         yield from tried((size, count) for size in sizes if size > last)
 
-    return _limit("micro batch", larger(), "no larger one was tried")
+    found = _limit("micro batch", larger(), "no larger one was tried")
+    return replace(found, refused=next(iter(refused), ""))
 
 
 def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
-    """Return how many tokens a sequence may have, in steps of 1,024 that its ranks divide, at the layout's micro batch.
-
-    Not more than the model's max_position_embeddings, where it has some.
-    """
-    unit = lcm(_GRAIN, 2 * layout.tp * layout.cp)
-    most = (problem.model.max_position_embeddings or WHOLE_NUMBERS["seq_len"][1]) // unit
+    """Return how many tokens a sequence may have, in steps of 1,024 that its ranks divide, at the layout's micro batch."""
+    ranks = layout.tp * layout.cp
+    unit, refused = lcm(_GRAIN, 2 * ranks), list[str]()
 
     def with_length(count: int) -> Tried | None:
         longer = replace(problem, run=problem.run.replace(seq_len=count * unit))
-        return next(_tried([(count * unit, longer, layout.replace(seq_len=count * unit))]), None)
+        return next(_tried([(count * unit, longer, layout.replace(seq_len=count * unit))], refused), None)
 
     tried: dict[int, Tried | None] = {}
+    least, most = -(-MIN_LOCAL_TOKENS * ranks // unit), WHOLE_NUMBERS["seq_len"][1] // unit
     for allowed in ((FITS,), (FITS, AT_RISK)):  # the bound's limit, and the point estimate's
-        _bisect(with_length, allowed, most, tried)
-    ends = "the model has positions for no more" if most < WHOLE_NUMBERS["seq_len"][1] // unit else "no longer one was tried"
-    return _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None], ends)
+        _bisect(with_length, allowed, range(least, most + 1), tried)
+    found = _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None], "no longer one was tried")
+    positions, best = problem.model.max_position_embeddings, found.surely or found.likely
+    over = best is not None and 0 < positions < best.value
+    note = f"{problem.model.name} states {positions:,} positions: a longer one is of a model that has more" if over else ""
+    return replace(found, refused=next(iter(refused), ""), note=note)
 
 
 def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
@@ -131,7 +136,7 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     fewest = (
         f"with one data-parallel rank it does not run: {broken[1]}" if 1 in broken else "one data-parallel rank is the fewest"
     )
-    return _limit("GPUs", tried, fewest)
+    return replace(_limit("GPUs", tried, fewest), refused=str(next(iter(broken.values()), "")))
 
 
 def _limit(what: str, tried: Iterable[Tried], ends: str) -> Limit:
@@ -146,9 +151,9 @@ def _limit(what: str, tried: Iterable[Tried], ends: str) -> Limit:
 
 
 def _bisect(
-    estimated: Callable[[int], Tried | None], allowed: Collection[str], most: int, tried: dict[int, Tried | None]
+    estimated: Callable[[int], Tried | None], allowed: Collection[str], counts: range, tried: dict[int, Tried | None]
 ) -> None:
-    """Add to ``tried`` the largest count whose verdict is allowed, and the one after it: doubled, then bisected."""
+    """Add to ``tried`` the largest of ``counts`` whose verdict is allowed, and the one after it: doubled, then bisected."""
 
     def good(count: int) -> bool:
         if count not in tried:
@@ -156,17 +161,25 @@ def _bisect(
         found = tried[count]
         return found is not None and found.verdict in allowed
 
-    low, high = 0, 1
-    while high <= most and good(high):
+    low, high = counts.start - 1, counts.start
+    while high < counts.stop and good(high):
         low, high = high, 2 * high
-    high = min(high, most + 1)
+    high = min(high, counts.stop)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
 
 
-def _tried(changed: Iterable[tuple[int, Problem, Strategy]]) -> Iterator[Tried]:
-    """Yield the estimates of the values with which a framework can run the layout."""
+def _tried(changed: Iterable[tuple[int, Problem, Strategy]], refused: list[str]) -> Iterator[Tried]:
+    """Yield the estimates of the values with which a framework can run the layout; append to ``refused`` why it cannot."""
     for value, problem, layout in changed:
-        with suppress(InputError):
-            yield Tried(value, estimate(problem, [layout]))
+        if (one := _one(value, problem, layout, refused)) is not None:
+            yield one
+
+
+def _one(value: int, problem: Problem, layout: Strategy, refused: list[str]) -> Tried | None:
+    try:
+        return Tried(value, estimate(problem, [layout]))
+    except InputError as error:
+        refused.append(str(error))
+        return None

@@ -99,6 +99,19 @@ def learn(
     return Lesson(learned, held_out, tuple(p for p in before if p.skipped))
 
 
+def distinct_runs(cases: Sequence[Case]) -> tuple[list[Case], dict[str, str]]:
+    """Return the cases without those that are another one under a second name, and why each of these counts no more."""
+    kept: list[Case] = []
+    twins: dict[str, str] = {}
+    for case in cases:
+        same = next((one for one in kept if replace(case, id=one.id) == one), None)
+        if same is None:
+            kept.append(case)
+        else:
+            twins[case.id] = f"the same run as {same.id}"
+    return kept, twins
+
+
 def scaled(cost_models: CostModels, learned: Learned) -> CostModels:
     """Return the same cost models with what was learned."""
 

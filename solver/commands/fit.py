@@ -43,6 +43,8 @@ def fit(args: argparse.Namespace, console: Console) -> None:
     )  # fmt: skip
     for limit in limits:
         console.print(_text(limit, layout.global_batch_sequences), markup=False)
+    if not any(limit.surely or limit.likely for limit in limits):
+        console.print("\nnothing of this layout fits: foretrain search finds layouts of the model that do", markup=False)
     if args.json:
         write_json(args.json, {"limits": [_row(limit) for limit in limits]})
         console.print(f"wrote {args.json}", markup=False)
@@ -54,7 +56,7 @@ def _text(limit: Limit, sequences: int) -> str:
     broken = [f" {_broken(limit.breaks, sequences)}"] if limit.breaks else []
     if best is None:
         return "".join(
-            [f"\n{limit.what}: ", "none that was tried fits;" if broken else "nothing that was tried can be run", *broken]
+            [f"\n{limit.what}: ", "none that was tried fits;" if broken else f"none can be run: {limit.refused}", *broken]
         )
     lines = [
         f"\n{limit.what}: {best.value:,} {'fits' if limit.surely else 'is at risk'}{_batch(best, sequences)}: {best.text()}"
@@ -62,7 +64,8 @@ def _text(limit: Limit, sequences: int) -> str:
     lines += [f"  {describe(best.solutions, 0)}, {token_rate(best.solutions.tgs[0])} tokens/GPU/s"]
     if limit.likely and limit.surely and limit.likely.value != limit.surely.value:
         lines.append(f"  {limit.likely.value:,} is at risk{_batch(limit.likely, sequences)}: {limit.likely.text()}")
-    return "\n".join([*lines, *([f" {text}" for text in broken] or [f"  {limit.ends}"])])
+    notes = [f"  {limit.note}"] if limit.note else []
+    return "\n".join([*lines, *([f" {text}" for text in broken] or [f"  {limit.ends}"]), *notes])
 
 
 def _broken(breaks: Tried, sequences: int) -> str:

@@ -29,7 +29,7 @@ from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
 from solver.formats.yaml_files import read_yaml_file
-from solver.learning import Lesson, learn
+from solver.learning import Lesson, distinct_runs, learn
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.options.batch import stated_batch
 from solver.options.inputs import Inputs, load_inputs
@@ -173,7 +173,7 @@ def _append(path: Path, case: dict[str, Any]) -> str:
 
     Where another run has its id it gets a number of its own.
     """
-    there = _runs_in(path) if path.is_file() else []
+    there, case = _runs_in(path) if path.is_file() else [], json.loads(json.dumps(case))  # lists, as in the file
     names = (case["id"], *(f"{case['id']}-{number}" for number in range(2, len(there) + 2)))
     name = next(name for name in names if not any(run.get("id") == name and run != {**case, "id": name} for run in there))
     if {**case, "id": name} in there:
@@ -216,7 +216,7 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
     """Learn from measured runs; print the factors, what they are worth on runs left out, and write ``--output``."""
     if args.output.suffix != ".json":
         raise InputError(f"--output {args.output}: the file must end in .json")
-    cases = [case for path in args.runs for case in read_cases(path)]
+    cases, twins = distinct_runs([case for path in args.runs for case in read_cases(path)])
     with progress_bar("learning") as report:
         lesson = learn(cases, CostModels(known_profiles()), args.output.name, report)
     console.print(_factors(lesson))
@@ -226,10 +226,14 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
         f"interval {found.inside_before:.0%} before, {found.inside_after:.0%} after; its half width {found.spread_before:.0%} "
         f"before, {found.spread_after:.0%} after", markup=False,
     )  # fmt: skip
+    skipped = {**twins, **{prediction.case.id: str(prediction.skipped) for prediction in lesson.skipped}}
+    console.print("\n".join(f"skipped {name}: {why}" for name, why in skipped.items()), markup=False, end="\n" if skipped else "")
     if found.median_after >= found.median_before:
-        console.print("Nothing was learned that holds for other runs: predict without it.", style="bold red")
-    for prediction in lesson.skipped:
-        console.print(f"skipped {prediction.case.id}: {prediction.skipped}", markup=False)
+        console.print(
+            f"Nothing was learned that holds for other runs, so {args.output} is not written: predict without it.",
+            style="bold red", markup=False,
+        )  # fmt: skip
+        return
     write_learned(args.output, lesson.learned, vars(found))
     console.print(f"wrote {args.output}; use it with --learned {args.output}", markup=False)
 

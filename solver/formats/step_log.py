@@ -66,11 +66,10 @@ _PEAKS = (
     (re.compile(r"\bmax allocated:\s*([0-9]+(?:\.[0-9]+)?)"), MIB, "allocated"),
     (re.compile(r"\bMaxMemAllocated=([0-9]+(?:\.[0-9]+)?)\s*GB"), GIB, "allocated"),
 )
-#: Of a progress bar: its label, the steps that are done, all of them, and its clock.
-_BAR = re.compile(
-    r"(?:([^\r\n|%]*?):)?\s*(?:\d{1,3}%\|[^|\r\n]*\|\s*)?"
-    r"\b(\d{1,9})/(\d+) \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)"
-)
+#: Of a progress bar: the steps that are done, all of them, and its clock.
+_BAR = re.compile(r"\b(\d{1,9})/(\d+) \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)")
+_PERCENT = re.compile(r"\d{1,3}%\|[^|]*\|\s*$")  #: the bar itself, between its label and its steps
+_LONGEST_LABEL = 400  #: characters of label and bar
 _TRAINS = re.compile(r"\b(?:epochs?|train\w*|steps?|iterations?)\b", re.IGNORECASE)  #: in the label of a bar
 #: Of a line of Megatron-LM's that has its time too.
 _BATCH = re.compile(r"iteration\s+\d+/.*global batch size:\s*(\d+)\b")
@@ -191,8 +190,11 @@ def _bar_seconds(text: str) -> np.ndarray:
     that is mapped) is not.
     """
     bars: dict[str, list[tuple[int, float]]] = {}  # by the number of all steps
-    for label, done, every, elapsed in _BAR.findall(text):
-        if not label.strip() or _TRAINS.search(label):
+    end = 0
+    for bar in _BAR.finditer(text):
+        label = _label(text[max(end, bar.start() - _LONGEST_LABEL) : bar.start()])
+        end, (done, every, elapsed) = bar.end(), bar.groups()
+        if not label or _TRAINS.search(label):
             bars.setdefault(every, []).append((int(done), _clock(elapsed)))
     read = max(bars.values(), key=_bar_time, default=[])
     stretches: list[list[tuple[int, float]]] = []  # from where a bar begins anew
@@ -209,6 +211,12 @@ def _bar_seconds(text: str) -> np.ndarray:
                 found.append((elapsed - start[1]) / (done - start[0]))
                 start = (done, elapsed)
     return np.array(found)
+
+
+def _label(before: str) -> str:
+    """Return the label of a progress bar from what stands before its steps; "" where it has none."""
+    line = _PERCENT.sub("", re.split(r"[\r\n]", before)[-1]).rstrip()
+    return re.split(r"[|%]", line)[-1].removesuffix(":").strip() if line.endswith(":") else ""
 
 
 def _bar_time(points: Sequence[tuple[int, float]]) -> float:

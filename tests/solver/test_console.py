@@ -123,10 +123,14 @@ def test_no_output_replaces_an_input_or_another_output(
     assert [path.name for path in Path().iterdir()] == ["a.json"] and Path("a.json").read_text() == '{"step_s": 16.1}'
 
 
-def test_a_job_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("model", ["", "qwen3_30b_a3b"])
+def test_a_job_is_imported_once(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same log again adds nothing, and another job of its name gets a number."""
     log, runs = tmp_path / "job.json", tmp_path / "runs.jsonl"
     config = str(ROOT / "configs" / "7B_internlm2.py")
+    if model:
+        config = str(tmp_path / "run.json")
+        Path(config).write_text(json.dumps({"model": model, "layout": {"dp": 128, "ep": 8, "micro_batch_size": 1}}))
     words = ["import", str(log), "--config", config, "--world_size", "128", "--runs", str(runs)]
     for step, said in (
         (16.1, f"appended to {runs}\n"), (16.1, f"already in {runs}\n"), (16.4, f"appended to {runs} as job-2\n"),

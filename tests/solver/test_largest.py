@@ -44,10 +44,20 @@ def test_sequence_against_every_length() -> None:
     assert limit.breaks.value == limit.likely.value + 1024
 
 
-def test_sequences_end_at_the_models_positions() -> None:
+def test_sequences_beyond_the_models_positions_are_named() -> None:
     short = replace(PROBLEM, model=PROBLEM.model.replace(max_position_embeddings=5000))
-    limit = longest_sequence(short, LAYOUT)
-    assert limit.surely and limit.surely.value == 4096 and limit.breaks is None
+    limit, free = longest_sequence(short, LAYOUT), longest_sequence(PROBLEM, LAYOUT)
+    assert limit.surely and free.surely and limit.surely.value == free.surely.value > 5000
+    assert "states 5,000 positions" in limit.note and free.note == ""
+
+
+def test_sequences_of_many_ranks_begin_where_ranks_have_enough_tokens() -> None:
+    # 128 tokens for each of 32 ranks: 1,024 in all run on none, and are no reason to try no more
+    problem = load_problem("configs/models/llama3_8b.json", 32, profile="h100_sxm", framework="megatron-core")
+    layout = problem.run.replace(tp=8, cp=4, dp=1, tp_mode="msp", zero=1, num_micro_batches=1, micro_batch_size=1)
+    limit = longest_sequence(problem, layout)
+    assert limit.surely and limit.surely.value >= 8192
+
 
 
 def test_fewer_gpus_shard_less() -> None:

@@ -19,7 +19,7 @@ from solver.commands.console import main
 from solver.commands.import_files import case_line
 from solver.commands.validate import CostModels
 from solver.formats.cases import Case, case_of, read_cases
-from solver.learning import Lesson, learn, scaled
+from solver.learning import Lesson, distinct_runs, learn, scaled
 from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
@@ -70,6 +70,29 @@ def cases(runs: list[dict[str, object]]) -> list[Case]:
 @pytest.fixture(scope="module")
 def lesson(cases: list[Case], cost_models: CostModels) -> Lesson:
     return learn(cases, cost_models, "mine.json")
+
+
+def test_a_run_under_another_name_counts_once(cases: list[Case]) -> None:
+    first, other = cases[:2]
+    kept, twins = distinct_runs([first, replace(first, id="again"), other, replace(other, measured={"step_s": 1.0}, id="new")])
+    assert [case.id for case in kept] == [first.id, other.id, "new"] and twins == {"again": f"the same run as {first.id}"}
+
+
+def test_nothing_is_written_where_nothing_holds_for_other_runs(
+    runs: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three runs as predicted and as far off in both directions: what two teach makes the third worse."""
+    file, out = tmp_path / "runs.jsonl", tmp_path / "mine.json"
+    lines = []
+    for name, factor in (("a", 1.0), ("b", 1.35), ("c", 0.75)):
+        run = dict(next(run for run in runs if str(run["id"]).startswith("mine-32")))
+        run["measured"] = {"step_s": 6.0 * factor}
+        lines.append(json.dumps({**run, "id": name}))
+    file.write_text("\n".join([*lines, *lines[:1]]).replace('"id": "a"', '"id": "a2"', 1) + "\n")
+    assert main(["learn", str(file), "--output", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Nothing was learned that holds for other runs, so {out} is not written" in said.replace(" mine", "mine")
+    assert "skipped a: the same run as a2" in said and not out.exists()
 
 
 def test_factors_come_back(lesson: Lesson) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,14 @@ def test_other_bars_than_that_of_the_training_are_no_steps() -> None:
     assert step_seconds(text, BATCH)[0].tolist() == pytest.approx([4.0] * len(step_seconds(text, BATCH)[0]))
     assert len(step_seconds(text, BATCH)[0]) >= 10
     assert len(step_seconds(loading, BATCH)[0]) == 0
+
+
+def test_long_lines_are_read_in_no_time() -> None:
+    """A JSON file of one line holds no bar: a label is no reason to search all that stands before each step."""
+    start = time.perf_counter()
+    for text in ("x" * 2_000_000, '{"ts": 1/2, "name": "a b"} ' * 80_000, "1/" * 1_000_000, "9" * 2_000_000):
+        assert len(step_seconds(text, BATCH)[0]) == 0
+    assert time.perf_counter() - start < 10.0
 
 
 def test_lines_of_validation_are_no_steps(tmp_path: Path) -> None:
