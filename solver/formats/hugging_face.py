@@ -155,13 +155,12 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
     """
     towers = [f"{key} (the text model alone is estimated)" for key in sorted(config) if _TOWER.fullmatch(key) and config[key]]
     config, nested = _text_part(config)
-    family = FAMILIES.get(str(config.get("model_type")))
-    given = _given(config, family if nested else None)
     try:
-        read = family.read(given)[1] if family else set()
+        family, called = _family(config, "")
+        given = _given(config, family if nested else None)
+        read = family.read(given)[1]
     except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
         return []  # no model can be read, which says why
-    called = str(config.get("model_type"))
     unread = (
         k
         for k, v in given.items()

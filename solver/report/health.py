@@ -20,6 +20,7 @@ from solver.report.words import PART_NAMES, between, seconds
 from solver.spec.cluster import check_bus_bandwidths, placement
 from solver.step.collective_checks import as_late_as_checks
 from solver.step.layouts import Layouts
+from solver.step.memory import OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -64,6 +65,7 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
             found.append(Finding(NOTE, f"its first steps count too, since it shows no {WARM_UP + LEAST} of them: {_FIRST}"))
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
+    found += _ran_all_the_same(solutions, index, observed)
     found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]
     return found
 
@@ -181,6 +183,17 @@ def _memory(solutions: Solutions, index: int, measured: float, kind: str) -> Fin
     off = measured / predicted - 1
     text = f"peak memory ({kind}) is {measured / GIB:.1f} GiB; predicted {predicted / GIB:.1f}"
     return Finding(AS_PREDICTED if abs(off) <= _LEAST_MEMORY else WORSE if off > 0 else BETTER, text)
+
+
+def _ran_all_the_same(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
+    """Yield that a job whose steps were measured is predicted not to fit."""
+    memory, limit = solutions.memory, solutions.problem.cluster.memory_bytes
+    if len(observed.steps) and solutions.verdict(index) == OUT_OF_MEMORY:
+        text = (
+            f"it ran, but is predicted to need {memory.device[index] / GIB:.1f} GiB of a GPU's {limit / GIB:.1f} with what the "
+            "allocator reserves: its configuration is another, or the memory is predicted too high"
+        )
+        yield Finding(NOTE, text)
 
 
 def _networks(solutions: Solutions, observed: Observation) -> Iterator[Finding]:
