@@ -38,7 +38,7 @@ _COSTS = (
     "## What a better figure changes\n",
     "More power, a higher peak, faster memory and faster links make no kernel slower in the physical models. The learnt",
     "corrections of GEMMs and attention read the regime that results, and may take back up to 5% of one kernel.\n",
-    "* **Peak.** At the limit of power a higher peak changes nothing, and the profile's note says so. A 16-bit peak that rises",
+    "* **Peak.** At the power limit a higher peak changes nothing, and the profile's note says so. A 16-bit peak that rises",
     "  alone says that the units of narrower formats have grown less than those of 16 bits: NVFP4 on a chip whose NVFP4 peak",
     "  had grown more than its 16-bit peak is then slower.",
     "* **Measured and derived.** A second laboratory timed B200's GEMMs 1.42 times as long as the first at full clocks, which",

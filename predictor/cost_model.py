@@ -53,7 +53,7 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
-    attention_derating: of attention alone, 0 where it is that of GEMMs. power_slowdown: above 1 where what the limit of power
+    attention_derating: of attention alone, 0 where it is that of GEMMs. power_slowdown: above 1 where what the power limit
     costs was measured: this is the derating, and beside other work less is left of it (solver.step.power).
     attention_generation: the FlashAttention that ``attention`` stands for (0: the device's newest). attention_scale: how much
     slower the framework's attention kernel is than that; backward_scale: its backward pass further. shared_links: (op, ranks in
@@ -153,7 +153,7 @@ class CostModel:
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
-            # calls are timed as a profile's kernels are, so that the limit of power costs them as much
+            # calls are timed as a profile's kernels are, so that the power limit costs them as much
             alone = best._replace(seconds=best.seconds / self.power_slowdown)
             found = self.measured.instead_of(alone, *shape)
             best = found._replace(seconds=found.seconds * self.power_slowdown)

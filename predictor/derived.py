@@ -17,7 +17,7 @@ from profiler.profile.profile import Derivation, Device
 HELD_CLOCKS = 0.92
 #: Time of cuDNN's training kernels on Blackwell over that of the serving kernels which B200's profile fits, as derived: median
 #: of causal calls on GB200 and GB300 (predictor.kernels.fp8_attention), 0.73 to 0.93. FlashAttention 4 takes as long within 9%.
-#: The longest calls, which reach the limit of power, take 0.90 on GB200 and 0.77 on GB300, a derated one 0.90.
+#: The longest calls, which reach the power limit, take 0.90 on GB200 and 0.77 on GB300, a derated one 0.90.
 TRAINING_ATTENTION = 0.80
 
 
@@ -77,11 +77,11 @@ def _at_power(
     device: Device, slowdown: Mapping[str, float], derating: float, quantised: float
 ) -> tuple[Device, dict[str, float]]:  # fmt: skip
     """Return the device with the peaks that its power sustains, and by arithmetic the share of what long kernels lose to the
-    limit of power that they lose here too, which is less the farther power is from it.
+    power limit that they lose here too, which is less the farther power is from it.
 
     derating, quantised: the most that 16-bit and quantised kernels gain from power. Below its limit a chip clocks higher, until
     its own peak is what limits a derated kernel. All of this is in the peaks and none in the deratings, which are of whole
-    kernels: a kernel bound by memory or launch is no slower for a higher peak, and one at the limit of power is as fast as with
+    kernels: a kernel bound by memory or launch is no slower for a higher peak, and one at the power limit is as fast as with
     a lower one. To the megaflop, so that it is as fast to the bit.
     """
     wide = slowdown.get("bf16", 1.0)

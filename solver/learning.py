@@ -23,7 +23,7 @@ from predictor.estimate import Z90
 from predictor.learned import FACTOR_OF, FACTORS, STEP, Learned, conditions_of
 from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
-from profiler.errors import InputError
+from profiler.errors import InputError, counted
 from solver.formats.cases import Case
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import CostModels, Prediction, predict_cases, timed
@@ -74,7 +74,7 @@ def learn(
     if len(used) < 2:
         reasons = sorted({p.skipped for p in before if p.skipped})
         raise InputError(
-            f"{len(used)} run{'s' * (len(used) != 1)} with a step time can be predicted; to learn needs two"
+            f"learning needs at least two runs with a step time that can be predicted; here {counted(len(used), 'run')}"
             f"{': ' + reasons[0] if reasons else ''}"
         )
     runs = [p.case for p in used]

@@ -97,7 +97,7 @@ class AttnMachine(NamedTuple):
 class AttnTimes(NamedTuple):
     """Seconds of a training kernel and its limits, each of shape [rows].
 
-    full_clocks: without the limit of power. spread: all blocks spread over the SMs. longest: the longest block. memory: the
+    full_clocks: without the power limit. spread: all blocks spread over the SMs. longest: the longest block. memory: the
     memory traffic. cache: extra time of a serving kernel.
     """
 

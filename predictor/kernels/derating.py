@@ -104,7 +104,7 @@ def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derat
 
     No second laboratory timed these on a shipped device, and how much slower a laboratory's machine ran 16-bit GEMMs need not
     hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread:
-    over full clocks, or over the loops that were timed where nobody knows what they lose at the limit of power.
+    over full clocks, or over the loops that were timed where nobody knows what they lose at the power limit.
     """
     if _is_stated(profile) or "sustained" not in profile.meta:
         return Derating(derating_of(profile, laboratories), 0.0)

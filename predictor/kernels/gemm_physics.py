@@ -60,7 +60,7 @@ class Machine(NamedTuple):
 
 
 class GemmTimes(NamedTuple):
-    """Total seconds and their parts, shape [rows]; full_clocks: without the limit of power; tile: the fastest."""
+    """Total seconds and their parts, shape [rows]; full_clocks: without the power limit; tile: the fastest."""
 
     seconds: np.ndarray
     full_clocks: np.ndarray

@@ -69,7 +69,7 @@ class _Part:
 class LinearModel:
     """Time of GEMMs on one device; build with ``fit``, query with ``predict``.
 
-    full_clocks: arithmetics of which is taken out what long GEMMs lost to the limit of power in loops of each. Clocks follow
+    full_clocks: arithmetics of which is taken out what long GEMMs lost to the power limit in loops of each. Clocks follow
     the power of a tenth of a second, so that in a step, and where another laboratory timed one after the other, GEMMs of all
     sizes lose alike: that is the derating's.
     """
@@ -128,7 +128,7 @@ class LinearModel:
     def on(self, device: Device, throttled: Mapping[str, float]) -> LinearModel:
         """Return the model on another device: the same kernels on its units, peaks and memory.
 
-        throttled: by arithmetic, the share of what long kernels lose to the limit of power that they lose there too.
+        throttled: by arithmetic, the share of what long kernels lose to the power limit that they lose there too.
         An arithmetic that this one lacks gets the physical model of 16 bits.
         """
         half = replace(self.parts["bf16"], residual=None)

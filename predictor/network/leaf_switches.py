@@ -10,7 +10,7 @@ kind communicate at once, one from each rank of a node, as the collectives of a 
   ``1 - nodes below its own / all``.
 
 No rate exceeds that of the node's own adapters. NCCL's trees are taken to cross as rarely as its rings; adaptive routing and
-collisions of flows are not described.
+collisions of flows are not modelled.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Contention(NamedTuple):
         return np.where(np.asarray(nodes) > 1, self.between or self.inside, self.inside)
 
 
-#: What GEMMs lose on Hopper at the limit of power while 24 multiprocessors are held, and 8 to 16 of them, as over a network:
+#: What GEMMs lose on Hopper at the power limit while 24 multiprocessors are held, and 8 to 16 of them, as over a network:
 #: measured on an H100 (docs/measured_gpus.md). They keep a block on every multiprocessor and lose whole waves of tiles, so that
 #: a few cost almost as much as many, and for as long as they are held.
 ON_HOPPER = Contention(0.15, 0.125)

@@ -1,4 +1,4 @@
-"""What a limit of power costs: how much longer a GEMM takes where nothing else runs than in a burst."""
+"""What a power limit costs: how much longer a GEMM takes where nothing else runs than in a burst."""
 
 from __future__ import annotations
 

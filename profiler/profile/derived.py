@@ -1,7 +1,7 @@
 """Profiles of devices that were not measured: whose measurements are rescaled, and by what beside the datasheets.
 
 Power: a chip of ``units`` multiprocessors at frequency f takes idle power and, since voltage follows frequency, units * f^3
-beside it; its rate is units * f. At its limit of power P the rate is therefore units^(2/3) * (P - idle)^(1/3). Long kernels run
+beside it; its rate is units * f. At its power limit P the rate is therefore units^(2/3) * (P - idle)^(1/3). Long kernels run
 there in training, so between two chips of one generation their rates differ by this and not by the peaks of the datasheets.
 """
 
@@ -54,7 +54,7 @@ def power_reference(sheet: Datasheet) -> tuple[str, float]:
     """Return the known device of the architecture of ``sheet`` that is nearest in 16-bit peak ("" if none is), and the power
     [W] at which ``sheet`` is beside it.
 
-    Beside it the limit of power counts where kernels of another architecture are rescaled. Of several with one peak each states
+    Beside it the power limit counts where kernels of another architecture are rescaled. Of several with one peak each states
     it at its own power, so that between these more power is no gain; it never is a loss.
     """
 
@@ -72,7 +72,7 @@ def power_reference(sheet: Datasheet) -> tuple[str, float]:
 
 
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
-    """Return, by number format, the time of a kernel at the limit of power of ``sheet`` over what the peaks alone make of it.
+    """Return, by number format, the time of a kernel at the power limit of ``sheet`` over what the peaks alone make of it.
 
     A format that ``base`` does not have is as far from its peak as bf16. None is further, unless both are below it: where the
     peak of a narrower format grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).

@@ -37,7 +37,7 @@ _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp
 _BALANCE = (5e-4, 0.3)
 #: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
 _PER_UNIT = (0.19, 164)
-#: TFLOP of a joule in 16 bits at the limit of power: from a tenth of the least (H20) to ten times the most (B200).
+#: TFLOP of a joule in 16 bits at the power limit: from a tenth of the least (H20) to ten times the most (B200).
 _PER_JOULE = (0.037, 22)
 #: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.
 _BOUNDS = {

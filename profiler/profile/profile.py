@@ -209,7 +209,7 @@ class Derivation:
 
     kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. similarity:
     what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the
-    limit of power, over what the peaks of the two datasheets alone would make of it, by number format. kernel_scale: measured
+    power limit, over what the peaks of the two datasheets alone would make of it, by number format. kernel_scale: measured
     time of GEMMs over the rescaled one, by number format. power_beside: the device of its generation beside which its limit of
     power counts, "" where none is known. power: watts at most. network_assumed: whether its network is, by its source.
     """

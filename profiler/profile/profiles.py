@@ -157,19 +157,19 @@ def _said(profile: Profile) -> str:
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
     }
-    limit, limited = "16-bit compute time at its limit of power over that of its peak", ""
+    limit, limited = "16-bit compute time at its power limit over that of its peak", ""
     if made.similarity == "architecture":
         if slower >= 1:
             ratios[limit] = slower
-            limited = "; long kernels run at its limit of power, where a higher peak makes none faster"
+            limited = "; long kernels run at its power limit, where a higher peak makes none faster"
         else:
-            limited = "; its limit of power leaves long kernels their peak"
+            limited = "; its power limit leaves long kernels their peak"
     elif not made.power_beside:
-        limited = "; its limit of power is not used: no other device of its architecture is known"
+        limited = "; its power limit is not used: no other device of its architecture is known"
     elif slower != 1:
         ratios[f"{limit}, beside {made.power_beside}"] = slower
     elif made.power != DATASHEETS[made.power_beside].power:
-        limited = f"; its limit of power counts as that of {made.power_beside}"
+        limited = f"; its power limit counts as that of {made.power_beside}"
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
     if ratio := _sparse_peak(own, made.power_beside):
         limited += f"; its 16-bit peak is {ratio:.1f} times the highest of its architecture: is it without sparsity?"

@@ -33,7 +33,7 @@ _STORAGE_DTYPES = {
 
 
 MOST_BYTES = 512 << 20  #: of a file, and of all its tensors; the shipped profiles have less than 2 MB
-_MOST_SLOWDOWN = 10.0  #: that a limit of power could make of a GEMM's time
+_MOST_SLOWDOWN = 10.0  #: that a power limit could make of a GEMM's time
 _MOST_PICKLE = 8 << 20  #: of the pickled containers
 _MOST_DEPTH = 20  #: of containers in one another
 

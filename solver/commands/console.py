@@ -105,7 +105,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
         "models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster", add_sweep_arguments,
     ),
     "import": ("a job's log: beside its prediction, what its settings cost, and as a measured run", add_import_arguments),
-    "health": ("a job's log beside its prediction: what does not fit", add_health_arguments),
+    "health": ("a job's log beside its prediction: what differs", add_health_arguments),
     "export": ("the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ...", add_export_arguments),
     "learn": ("calibrate predictions to measured runs of your machine: a file for --learned", add_learn_arguments),
     "validate": ("predict measured runs and print the errors", add_validate_arguments),

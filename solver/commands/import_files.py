@@ -227,7 +227,9 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
         f"before, {found.spread_after:.0%} after", markup=False,
     )  # fmt: skip
     skipped = {**twins, **{prediction.case.id: str(prediction.skipped) for prediction in lesson.skipped}}
-    console.print("\n".join(f"skipped {name}: {why}" for name, why in skipped.items()), markup=False, end="\n" if skipped else "")
+    console.print(
+        "\n".join(f"skipped {name}: {why}" for name, why in skipped.items()), markup=False, end="\n" if skipped else ""
+    )
     if found.median_after >= found.median_before:
         console.print(
             f"Nothing was learned that holds for other runs, so {args.output} is not written: predict without it.",

@@ -91,7 +91,8 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     risky = any(one.result.best.verdict(0) != FITS for one in found)
     front = "?: may not fit. " * risky + ("*: no other is both faster and cheaper. " if args.machines else "")
     console.print(
-        f"{front}{left_out}Energy: GPUs at their limit of power all the while, without hosts, network and cooling.", style="dim"
+        f"{front}{left_out}Energy assumes GPUs at their power limit throughout; hosts, network and cooling are not included.",
+        style="dim",
     )
     if args.plot:
         save_figure(plan_figure(found, title, args.days, args.budget), args.plot)
@@ -227,7 +228,7 @@ def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:
 
 
 def _watts(profile: Profile) -> float | None:
-    """Return the limit of power of a GPU: of the device's file, or of the known device that was measured."""
+    """Return the power limit of a GPU: of the device's file, or of the known device that was measured."""
     if profile.derivation is not None:
         return profile.derivation.power
     sheet = DATASHEETS.get(device_named(profile.device.name))

@@ -75,7 +75,7 @@ def is_accelerate(sections: Section) -> bool:
 def read_accelerate(sections: Section, source: Source) -> FileRun:
     """Return the run of a file: where NAME.sh beside NAME.yaml launches it, with that script's batch and sequence.
 
-    Raises InputError for keys and values that are not known or not described, and without a config.json beside it.
+    Raises InputError for keys and values that are not known or not modelled, and without a config.json beside it.
     """
     where = str(source.path)
     file = open_sections(sections, KNOWN, DESCRIBED, where)

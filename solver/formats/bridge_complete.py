@@ -36,7 +36,7 @@ def completed(sections: Section, where: str) -> tuple[Section, tuple[str, ...]]:
     (bridge_names.USUAL; else null, false, zero or empty), or is a function or a type. Raises InputError for adapters.
     """
     if isinstance(sections.get("peft"), Section):
-        raise InputError(f"{where}: peft: adapters under Megatron-Bridge are not described; null is")
+        raise InputError(f"{where}: peft: adapters under Megatron-Bridge are not modelled; null is")
     unknown: list[str] = []
     found = _kept(sections, {**KNOWN, "_target_": None, "peft": None}, "", unknown)
     del found["_target_"]

@@ -49,7 +49,7 @@ def is_bridge(sections: Section) -> bool:
 def read_bridge(sections: Section, source: Source) -> FileRun:
     """Return the run of a file; the model may stand beside it as config.json, as the recipe that the file changes has it.
 
-    Raises InputError for keys and values that are not known or not described.
+    Raises InputError for keys and values that are not known or not modelled.
     """
     where, complete = str(source.path), is_complete(sections)
     sections, unknown = completed(sections, where) if complete else (sections, ())
@@ -210,7 +210,7 @@ def _has_fp8_attention(file: SectionReader) -> bool:
         return False
     mixed = file.section("mixed_precision")
     if mixed.flag("fp8_multi_head_attention", False):
-        raise mixed.wrong("fp8_multi_head_attention", "false: attention's inputs and outputs in fp8 are not described")
+        raise mixed.wrong("fp8_multi_head_attention", "false: attention's inputs and outputs in fp8 are not modelled")
     return mixed.flag("fp8_dot_product_attention", False)
 
 

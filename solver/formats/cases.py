@@ -163,11 +163,11 @@ def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptio
 
 
 def _check_adapters(framework: Framework, model: ModelSpec, s: Strategy, assumptions: list[str]) -> None:
-    """Raise InputError for adapters that are not described; those of another framework are priced as the described ones."""
-    described, *others = adapter_rules(framework, model, s) or ((True, ""),)
+    """Raise InputError for adapters that are not modelled; those of another framework are priced as the described ones."""
+    modelled, *others = adapter_rules(framework, model, s) or ((True, ""),)
     require(others)
-    if not described[0]:
-        assumptions.append(f"lora_rank {s.lora_rank}: adapters as under NeMo Automodel, which alone are described")
+    if not modelled[0]:
+        assumptions.append(f"lora_rank {s.lora_rank}: adapters as under NeMo Automodel, the only ones modelled")
 
 
 def _section(value: Any, case: str, key: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def is_deepspeed(plain: Mapping[str, Any]) -> bool:
 
 
 def read_deepspeed(source: Source) -> FileRun:
-    """Return the run of a JSON file. Raises InputError for keys and values that are not known or not described."""
+    """Return the run of a JSON file. Raises InputError for keys and values that are not known or not modelled."""
     where, sections = str(source.path), _section(json_object(source.text, source.path))
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     script = script_beside(source)
@@ -148,7 +148,7 @@ def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:
         return {}
     share = host.number("ratio", 1.0)
     if stage < 2:
-        raise zero.wrong("stage", "2 or 3 beside offload_optimizer, which is not described otherwise")
+        raise zero.wrong("stage", "2 or 3 beside offload_optimizer, which is not modelled otherwise")
     if not 0 < share <= 1 or (share < 1 and stage == 2):
         raise host.wrong("ratio", "1 with stage 2, and between 0 and 1 with stage 3")
     if stage == 2 and zero.flag("round_robin_gradients", False):

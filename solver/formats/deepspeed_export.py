@@ -75,10 +75,10 @@ def _offload(run: Strategy) -> dict[str, Any]:
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
     rules = (
-        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under DeepSpeed are not described"),
+        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under DeepSpeed are not modelled"),
         (model.qk_norm == "none", f"{model.name}: Megatron-DeepSpeed has no norms of q and k"),
         (model.qkv_bias == model.output_bias, f"{model.name}: Megatron-DeepSpeed has biases in all linears or in none"),
-        (run.cp == 1, f"cp {run.cp}: context parallelism under DeepSpeed is not described"),
+        (run.cp == 1, f"cp {run.cp}: context parallelism under DeepSpeed is not modelled"),
         (
             run.precision in (*PRECISIONS, "fp32"),
             f"precision {run.precision}: DeepSpeed trains in fp32, {' and '.join(PRECISIONS)}",

@@ -117,7 +117,7 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
         raise InputError(f"{where}: model_type {called} is {NOT_DECODERS[called]}, which is not modelled")
     shown = repr(called)[:60] if isinstance(called, str) else "not given"
     what = (
-        "of an architecture that is not described"
+        "of an architecture that is not modelled"
         if isinstance(called, str) and called in UNDESCRIBED
         else f"not known{_meant(called)}"
     )

@@ -47,7 +47,7 @@ def internevo_run(text: str, where: str, name: str) -> FileRun:
 
 
 def _note_on_type(file: SectionReader) -> tuple[str, ...]:
-    """Return what there is to say of a model_type whose own code is not described. Raises InputError for one of other work."""
+    """Return what there is to say of a model_type whose own code is not modelled. Raises InputError for one of other work."""
     called = file.text("model_type", MODEL_TYPES[0])
     if other := next((what for kind, what in OTHER_TYPES.items() if kind in called), ""):
         raise file.wrong("model_type", f"one of {', '.join(MODEL_TYPES)}, because {other}")

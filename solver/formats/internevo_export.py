@@ -66,7 +66,7 @@ def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
     rules = (
-        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under InternEvo are not described"),
+        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under InternEvo are not modelled"),
         (run.precision in _DTYPES, f"precision {run.precision}: InternEvo trains in {' or '.join(_DTYPES)}"),
         (
             run.grad_dtype == run.precision,

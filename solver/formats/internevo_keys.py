@@ -68,7 +68,7 @@ MODEL_TYPES = ("INTERNLM2", "INTERNLM2_PUBLIC", "INTERNLM", "INTERNLM_MoE", "INT
 #: Parts of other names, and what those models are beside.
 OTHER_TYPES = {"LLAVA": "its vision tower is not modelled", "CHAMELEON": "its image tokens are not modelled",
                "HF": "its sizes are in another file: give its config.json"}  # fmt: skip
-#: Values of keys that change time or memory and whose other values are not described.
+#: Values of keys that change time or memory and whose other values are not modelled.
 DESCRIBED: Described = {
     "model.use_swiglu": ((True,), "an MLP without a gate, which InternEvo itself refuses,"),
     "model.use_sliding_window": ((False,), "a window over the keys"),

@@ -1,4 +1,4 @@
-"""Checking the keys of a file: an unknown one is refused by name, and so is a value whose effect is not described."""
+"""Checking the keys of a file: an unknown one is refused by name, and so is a value whose effect is not modelled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unread_keys(section: Section, known: Known, path: str, read: set[str]) -> li
 
 
 def open_sections(sections: Section, known: Known, described: Described, where: str) -> SectionReader:
-    """Return a reader of a file's sections. Raises InputError for keys that are not known and values that are not described."""
+    """Return a reader of a file's sections. Raises InputError for keys that are not known and values that are not modelled."""
     check_keys(sections, known, "", where)
     file = SectionReader(sections, "", where, set())
     check_described(file, described)
@@ -62,7 +62,7 @@ def open_sections(sections: Section, known: Known, described: Described, where: 
 
 
 def check_described(file: SectionReader, rules: Described) -> None:
-    """Raise InputError for a value whose effect is not described, with what the effect is."""
+    """Raise InputError for a value whose effect is not modelled, with what the effect is."""
     for dotted, (allowed, what) in rules.items():
         *sections, key = dotted.split(".")
         place = file

@@ -64,7 +64,7 @@ def is_nanotron(sections: Section) -> bool:
 
 
 def read_nanotron(sections: Section, source: Source) -> FileRun:
-    """Return the run of a file. Raises InputError for keys and values that are not known or not described."""
+    """Return the run of a file. Raises InputError for keys and values that are not known or not modelled."""
     where = str(source.path)
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     parallelism = file.section("parallelism")

@@ -28,8 +28,8 @@ def nanotron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: st
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
     rules = (
-        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under nanotron are not described"),
-        (run.cp == 1, f"cp {run.cp}: context parallelism under nanotron is not described"),
+        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under nanotron are not modelled"),
+        (run.cp == 1, f"cp {run.cp}: context parallelism under nanotron is not modelled"),
         (run.pp == 1 or run.schedule in ENGINES.values(), f"schedule {run.schedule}: nanotron runs 1f1b and gpipe"),
         (run.precision in DTYPES.values(), f"precision {run.precision}: nanotron trains in {', '.join(DTYPES.values())}"),
         (run.tp == 1 or run.tp_mode in MODES.values(), f"tp_mode {run.tp_mode}: nanotron has {' and '.join(MODES.values())}"),

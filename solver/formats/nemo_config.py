@@ -37,7 +37,7 @@ def is_nemo(sections: Section) -> bool:
 
 
 def read_nemo(sections: Section, source: Source) -> FileRun:
-    """Return the run of a file. Raises InputError for keys and values that are not known or not described."""
+    """Return the run of a file. Raises InputError for keys and values that are not known or not modelled."""
     where = str(source.path)
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     trainer, model = file.section("trainer"), file.section("model")

@@ -44,7 +44,7 @@ _KEYS_SINCE_2025_10 = (
 
 
 def read_torchtitan(source: Source) -> FileRun:
-    """Return the run of a TOML file. Raises InputError for keys and values that are not known or not described."""
+    """Return the run of a TOML file. Raises InputError for keys and values that are not known or not modelled."""
     tables, where = read_toml(source.text, source.path), str(source.path)
     release = _release(tables)
     file = open_sections(tables, release.known, release.described, where)

@@ -1,4 +1,4 @@
-"""Keys of torchtitan's TOML files: their tables by release, what they mean here, and what is not described.
+"""Keys of torchtitan's TOML files: their tables by release, what they mean here, and what is not modelled.
 
 Sources: pytorch/torchtitan torchtitan/config_manager.py (commit 0011fb9, late 2024) with the presets of train_configs, and
 torchtitan/config/job_config.py (000204a, mid 2025) with those of models/llama3/train_configs; job_config.py and

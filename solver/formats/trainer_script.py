@@ -64,7 +64,7 @@ _NEUTRAL = keys(
     "use_fast_tokenizer use_legacy_prediction_loop validation_file validation_split_percentage warmup_ratio warmup_steps "
     "weight_decay"
 )
-#: The others, which do: a run that turns one on is not described.
+#: The others, which do: a run that turns one on is not modelled.
 _NOT_DESCRIBED = keys(
     "adafactor auto_find_batch_size config_overrides ddp_bucket_cap_mb fsdp fsdp_config fsdp_min_num_params "
     "fsdp_transformer_layer_cls_to_wrap full_determinism jit_mode_eval label_smoothing_factor liger_kernel_config "
@@ -149,7 +149,7 @@ def trainer_fields(
     if _AGAIN in given:
         found |= {"recompute": "full" if _on(given, _AGAIN, path) else "none", "recompute_layers": -1}
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
-        raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
+        raise InputError(f"{path}: --optim {shown(optimizer)} is not modelled; {', '.join(_ADAM)} are")
     read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", *lengths}
     idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
@@ -189,7 +189,7 @@ def check_parameters(given: dict[str, Any], path: Path, under: str) -> None:
     """Raise InputError for parameters of 16 bits ``under`` what keeps them so, with gradients and Adam's states like them."""
     for name in ("--torch_dtype", "--dtype"):
         if str(given.get(name)) in _HALF_TYPES:
-            raise InputError(f"{path}: {name} {given[name]} under {under} is not described: parameters of 32 bits are")
+            raise InputError(f"{path}: {name} {given[name]} under {under} is not modelled: parameters of 32 bits are")
 
 
 def _on(given: dict[str, Any], name: str, path: Path) -> bool:

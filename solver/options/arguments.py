@@ -93,7 +93,7 @@ def add_prediction_arguments(p: argparse.ArgumentParser, of_one: bool = True) ->
                    f"GPU (default: up to {TIMING_SECONDS:.0f} s where it is the profile's device)")  # fmt: skip
     if of_one:
         p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
-                       "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
+                       "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what differs from it")  # fmt: skip
     p.add_argument("--balance", action="store_true", help="assign the layers of the (best) layout to its stages one by one, "
                    "and recompute to match, so that none is waited for")  # fmt: skip
     p.add_argument("--export", type=Path, metavar="OUT", help="write the (best) layout as its framework runs it: "

@@ -50,7 +50,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
          "settings of torchtitan"),
     ),
     "health": (
-        ("foretrain health job.json --config configs/7B_internlm2.py --world_size 64", "what of the measured job does not fit"),
+        ("foretrain health job.json --config configs/7B_internlm2.py --world_size 64", "what differs from the prediction"),
         ("foretrain health job.log --config configs/7B_internlm2.py --world_size 64", "the same from its log"),
     ),
     "import": (

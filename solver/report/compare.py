@@ -84,10 +84,10 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
     first, lines = sides[0], []
     if len(cannot) == len(sides):
         lines.append(
-            "No side fits in memory, so these are times of runs that cannot be; foretrain search finds layouts that fit"
+            "None of these layouts fits in memory, so the times are hypothetical; foretrain search finds layouts that fit"
         )
     elif cannot:
-        lines.append(f"Out of memory, so that what is said of its time is of a run that cannot be: {', '.join(cannot)}")
+        lines.append(f"Does not fit in memory, so its time is hypothetical: {', '.join(cannot)}")
     for number, side in enumerate(sides[1:], 2):
         change, sure = side.tgs / first.tgs - 1, probability_faster(side, first)
         if abs(change) < _SAME:
@@ -100,7 +100,7 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
         lines.append(
             f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{uncertainty}"
         )
-    return lines + ([f"Not sure to fit in memory: {', '.join(may_not)}"] if may_not else [])
+    return lines + ([f"May not fit in memory: {', '.join(may_not)}"] if may_not else [])
 
 
 def comparison_table(sides: Sequence[Side]) -> Table:

@@ -170,7 +170,7 @@ def kept_out(around: Neighbourhood) -> list[str]:
     ]
     return [
         f"{_step(step)} would take {around.change(step):+.1%} time, and needs "
-        f"{(float(around.solutions.memory.device[step.index]) - limit) / GIB:.1f} GiB more than there are"
+        f"{(float(around.solutions.memory.device[step.index]) - limit) / GIB:.1f} GiB more than the GPU has"
         for step in sorted(out, key=around.change)
     ]
 

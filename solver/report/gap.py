@@ -69,7 +69,7 @@ class Gap:
 
 
 def gap(problem: Problem, layout: Strategy, measured: float) -> Gap:
-    """Return what the settings of a job cost, the dearest first. measured: seconds of a step."""
+    """Return what the settings of a job cost, the most expensive first. measured: seconds of a step."""
     now = estimate_layouts(problem, Layouts.of([layout]))
     here = float(now.times.seconds[0])
     found: list[Switch] = []

@@ -1,4 +1,4 @@
-"""A measured job beside its prediction: what does not fit, and what would explain it."""
+"""A measured job beside its prediction: what differs from the prediction, and what would explain it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _step(solutions: Solutions, index: int, why: Explanation, observed: Observat
     width = high / why.seconds
     for setting in other_settings(solutions, index):
         if measured / width <= setting.seconds <= measured * width and _memory_allows(solutions, index, observed, setting):
-            yield Finding(NOTE, f"it would fit if {setting.text}: {seconds(setting.seconds)}")
+            yield Finding(NOTE, f"the measured step would match if {setting.text}: {seconds(setting.seconds)}")
     if verdict == WORSE:
         yield from _parts(why, measured - why.seconds)
 

@@ -20,7 +20,7 @@ from solver.step.problem import Problem
 
 @dataclass(frozen=True)
 class Machine:
-    """What a training may run on. price: of a GPU for an hour. watts: a GPU's limit of power. None: not known."""
+    """What a training may run on. price: of a GPU for an hour. watts: a GPU's power limit. None: not known."""
 
     name: str = ""
     price: float | None = None

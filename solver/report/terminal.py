@@ -174,7 +174,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
 def _derated(cost: CostModel) -> str:
     if cost.power_slowdown > 1:
         factor = f"GEMM and attention times x {cost.power_slowdown:.2f}"
-        return f"limit of power: {factor} where nothing else runs, less beside other work"
+        return f"power limit: {factor} where nothing else runs, less beside other work"
     gemms, attention = cost.derating, cost.derating_of_attention
     alike = f"{gemms:.2f}" == f"{attention:.2f}"
     factors = f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"

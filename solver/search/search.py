@@ -229,7 +229,7 @@ def _sequences(problem: Problem, sequences: int | None, tokens: int | None) -> i
 def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
     gpus = counted(problem.run.world_size, "GPU")
     return (
-        f"{problem.model.name} fits on {gpus} in none of {estimated} layouts: the leanest "
+        f"none of {estimated} layouts of {problem.model.name} fits on {gpus}: the smallest "
         f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more GPUs "
         "or more memory"
     )

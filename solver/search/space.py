@@ -41,7 +41,6 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
 OF_ONE_LAYOUT = ("recompute_stage_layers", "pipeline_layout")  #: what the stages of one layout hold, which no search varies
-_RECOMPUTED = "recompute_stage_layers belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), "
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,13 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     model, world, framework = problem.model, problem.run.world_size, problem.framework
     check_world(world, problem.cluster.gpus_per_node)
     if model.is_mixture_of_experts and not framework.can_run.experts:
-        raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
+        raise InputError(f"mixtures of experts under {framework.name} are not modelled, and {model.name} is one")
     check_run(framework, model, problem.run)
     if problem.run.recompute_stage_layers:
-        raise InputError(f"{_RECOMPUTED}and leave it out of a search")
+        raise InputError(
+            "recompute_stage_layers belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), and "
+            "leave it out of a search"
+        )
     _check_chunks(problem)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []

@@ -13,7 +13,7 @@ def adapter_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     """Return (holds, what is broken); nothing where all weights are trained."""
     if not s.lora_rank:
         return ()
-    what = f"lora_rank {s.lora_rank}: adapters are not described with"
+    what = f"lora_rank {s.lora_rank}: adapters are not modelled with"
     return (
         (framework.can_run.adapters, f"{what} {framework.name}; they are with {', '.join(_with_adapters())}"),
         (not model.is_mixture_of_experts, f"{what} experts, which {model.name} has"),

@@ -155,7 +155,7 @@ def _check_figures(config: Mapping[str, Any], device: Device, per_node: int, dom
 
 
 def _check_leaf(config: Mapping[str, Any], inside: int) -> None:
-    """Raise InputError where leaf switches are not described in whole; inside: GPUs of a node or NVLink domain."""
+    """Raise InputError where leaf switches are not modelled in whole; inside: GPUs of a node or NVLink domain."""
     stated = [key for key in _LEAF if key in config]
     if not stated:
         return

@@ -76,7 +76,7 @@ def mode_broken(model: ModelSpec, tp_mode: str, tp: int) -> str:
     special = model.is_mixture_of_experts or model.has_latent_attention or model.has_linear_attention or model.attention_gate
     special = special or model.is_hybrid
     if tp_mode == "isp" and special:
-        return "tp_mode isp is not described with experts, latent, linear or gated attention, or Mamba-2; msp is"
+        return "tp_mode isp is not modelled with experts, latent, linear or gated attention, or Mamba-2; msp is"
     if tp > 1 and tp_mode == "mtp" and model.is_mixture_of_experts:
         return f"experts with tp {tp} need the sequence split too, as tp_mode msp does (sequence parallelism)"
     return ""

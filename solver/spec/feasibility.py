@@ -272,7 +272,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     if not model.is_mixture_of_experts:
         return ()
     return (
-        (can.experts, f"{name} is not described with mixtures of experts"),
+        (can.experts, f"mixtures of experts under {name} are not modelled"),
         (
             experts_run(can, model, s.tp, ranks, s.ep, s.etp),
             f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"

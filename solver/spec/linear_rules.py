@@ -13,10 +13,10 @@ def linear_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[t
         return ()
     what = f"linear attention, which {model.name} has,"
     return (
-        (framework.can_run.linear_attention, f"{framework.name} is not described with {what[:-1]}"),
+        (framework.can_run.linear_attention, f"{what} is not modelled under {framework.name}"),
         (not s.document_tokens, f"{what} does not meet packed documents (Megatron-Core's gated_delta_net.py)"),
-        (not s.deterministic, f"{what} is not described with deterministic kernels"),
-        (not s.lora_rank, f"{what} is not described with adapters (lora_rank)"),
+        (not s.deterministic, f"{what} is not modelled with deterministic kernels"),
+        (not s.lora_rank, f"{what} is not modelled with adapters (lora_rank)"),
     )
 
 

@@ -62,7 +62,7 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             not muon or can.overlaps_muon or not (s.fp8_param_gather and s.precision in QUANTISED),
             f"{name} gathers fp8 weights (fp8_param_gather) with its distributed optimizer only, which muon is not",
         ),
-        (not muon or s.tp_mode != "isp", "optimizer muon is not described with weights that tp_mode isp shards"),
+        (not muon or s.tp_mode != "isp", "optimizer muon is not modelled with weights that tp_mode isp shards"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),
     )

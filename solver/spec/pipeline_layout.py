@@ -35,7 +35,7 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     before = re.fullmatch(r"t*m+", chunks[-2]) if "m" not in chunks[-1] and len(chunks) > 2 else None
     wrong = [chunk for chunk in chunks[1 : -2 if before else -1] if chunk.strip("t")]
     if wrong:
-        raise InputError(f"pipeline_layout {shown(text)}: a chunk {shown(wrong[0])} is not described; inner chunks hold layers")
+        raise InputError(f"pipeline_layout {shown(text)}: a chunk {shown(wrong[0])} is not modelled; inner chunks hold layers")
     return tuple(chunk.count("t") for chunk in chunks)
 
 

@@ -75,7 +75,7 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
     delayed = framework.memory.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
     quantised = sorted(_QUANTISED_MODULES & set(modules))
     rules = (
-        (not run.lora_rank, "adapters (lora_rank) are not described with recompute selective"),
+        (not run.lora_rank, "adapters (lora_rank) are not modelled with recompute selective"),
         (not (delayed and quantised), f"recomputing {(*quantised, '')[0]} in fp8 needs another fp8_recipe than delayed"),
         (
             "core_attn" not in modules or "core_attn" not in run.modules_offloaded,

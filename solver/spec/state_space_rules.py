@@ -38,13 +38,13 @@ def state_space_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tu
     if not model.is_hybrid:
         return ()
     what = f"Mamba-2 or layers of one block, which {model.name} has,"
-    described = framework.can_run.state_space
+    modelled = framework.can_run.state_space
     return (
-        (described, f"{framework.name} is not described with {what[:-1]}"),
-        (model.one_block_layers or not described, f"{framework.name} runs Mamba-2 only in layers that are one block each"),
-        (not s.document_tokens, f"{what} are not described with packed documents"),
-        (not s.deterministic, f"{what} are not described with deterministic kernels"),
-        (not s.lora_rank, f"{what} are not described with adapters (lora_rank)"),
+        (modelled, f"{what} are not modelled under {framework.name}"),
+        (model.one_block_layers or not modelled, f"{framework.name} runs Mamba-2 only in layers that are one block each"),
+        (not s.document_tokens, f"{what} are not modelled with packed documents"),
+        (not s.deterministic, f"{what} are not modelled with deterministic kernels"),
+        (not s.lora_rank, f"{what} are not modelled with adapters (lora_rank)"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The clocks of a device at its limit of power: how much longer its GEMMs take follows from what runs between them.
+"""The clocks of a device at its power limit: how much longer its GEMMs take follows from what runs between them.
 
 A GEMM at full clocks takes more power than a GPU may draw, so that clocks fall until the average over some tenths of a second
 is at the limit. Measured on H100 and H200 (docs/measured_gpus.md): GEMMs that take x times as long draw 1 / x^2 of the power,

@@ -526,7 +526,7 @@ def test_invalid_batches(batch: int) -> None:
 
 def test_a_model_that_fits_nowhere() -> None:
     message = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
-    assert re.search(r"fits on 8 GPUs in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", message)
+    assert re.search(r"none of \d+ layouts of .* fits on 8 GPUs: the smallest needs [\d.]+ GiB of 79.1 GiB", message)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
@@ -538,17 +538,31 @@ def test_output_that_cannot_be_written(tmp_path: Path, option: str) -> None:
     assert (tmp_path / "file").read_text() == "here before"
 
 
+NO_CASES = ("--validate", "/absent.jsonl")
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [("--model_size", "9999"), ("--cluster", "moonbase"), ("--seq_len", 0), ("--top", 0), ("--memory_limit_gib", "nan"),
-     ("--memory_limit_gib", "-3"), ("--plot", "x.png"), ("--run_all_solu", "--plot", "x.txt"), ("--framework", "nonsense"),
-     ("--validate", "/absent.jsonl"), ("--validate", "/absent.jsonl", "--csv", "x.csv"),
-     ("--validate", "/absent.jsonl", "--profile", "h100_sxm"),
-     ("--run_all_solu", "--seq_len", 4095, "--global_batch_size", 2**22)],
-    ids=lambda a: " ".join(map(str, a)),
-)  # fmt: skip
-def test_invalid_options(arguments: tuple[Any, ...]) -> None:
-    refused("--world_size", 8, *arguments)
+    ("arguments", "message"),
+    [
+        (("--world_size", 8, "--model_size", "9999"), "or give a file with --config"),
+        (("--world_size", 8, "--cluster", "moonbase"), "or one of a100_100g"),
+        (("--world_size", 8, "--seq_len", 0), "seq_len is 0; it must be a whole number of at least 1"),
+        (("--world_size", 8, "--top", 0), "top is 0; it must be a whole number of at least 1"),
+        (("--world_size", 8, "--memory_limit_gib", "nan"), "memory_limit_gib is nan"),
+        (("--world_size", 8, "--memory_limit_gib", "-3"), "memory_limit_gib is -3.0"),
+        (("--world_size", 8, "--plot", "x.png"), "--plot shows layouts of a search; give --run_all_solu too"),
+        (("--world_size", 8, "--run_all_solu", "--plot", "x.txt"), "--plot x.txt: the file must end in .png"),
+        (("--world_size", 8, "--framework", "nonsense"), "megatron-core"),
+        (("--world_size", 8, *NO_CASES), "--world_size has no effect with --validate"),
+        (NO_CASES, "/absent.jsonl: no such file"),
+        ((*NO_CASES, "--csv", "x.csv"), "--csv has no effect with --validate"),
+        ((*NO_CASES, "--profile", "h100_sxm"), "--profile has no effect with --validate"),
+        (("--world_size", 8, "--run_all_solu", "--seq_len", 4095, "--global_batch_size", 2**22), "sequences of 4095 tokens"),
+    ],
+    ids=lambda a: " ".join(map(str, a)) if isinstance(a, tuple) else "",
+)
+def test_invalid_options(arguments: tuple[Any, ...], message: str) -> None:
+    assert message in refused(*arguments)
 
 
 def test_unlimited_memory_is_refused() -> None:
@@ -557,20 +571,27 @@ def test_unlimited_memory_is_refused() -> None:
 
 #: Layouts that no framework can run: more tensor ranks than heads, more stages than layers, chunks or weight groups that
 #: do not divide, stages with more layers than the model has, weight groups of a mode without weight sharding.
-IMPOSSIBLE = {
-    "heads": {"tp": 64}, "width": {"tp": 1, "pp": 16}, "chunks": {"pp": 4, "vpp": 3}, "chunks of one stage": {"vpp": 2},
-    "weight group": {"tp_mode": "isp", "wp": 3}, "weight group beyond the world": {"tp_mode": "isp", "wp": 1000},
-    "weight group of mtp": {"wp": 4}, "first stage": {"pp": 2, "num_layers_in_first_pipeline_stage": 100},
-    "negative stage": {"pp": 2, "num_layers_in_first_pipeline_stage": -3}, "sequence": {"cp": 64, "seq_len": 96},
-    "interleaved micro batches": {"pp": 4, "vpp": 2, "num_micro_batches": 6}, "recompute": {"recompute_layers": -5},
-}  # fmt: skip
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "heads": ({"tp": 64}, "tp 64 does not divide the model's heads"),
+    "more stages than layers": ({"tp": 1, "pp": 16}, "pp 16 is more than the model's 8 layers"),
+    "chunks": ({"pp": 4, "vpp": 3}, "does not divide the layers of 4 pipeline stages into 3 chunks"),
+    "chunks of one stage": ({"vpp": 2}, "vpp 2 interleaves pipeline stages, but pp is 1"),
+    "weight group": ({"tp_mode": "isp", "wp": 3}, "wp 3 does not divide the 64 ranks of a stage"),
+    "weight group beyond the world": ({"tp_mode": "isp", "wp": 1000}, "wp 1000 does not divide"),
+    "weight group of mtp": ({"wp": 4}, "wp 4 needs tp_mode isp"),
+    "first stage": ({"pp": 2, "num_layers_in_first_pipeline_stage": 100}, "100 layers leave too few of 8"),
+    "negative stage": ({"pp": 2, "num_layers_in_first_pipeline_stage": -3}, "num_layers_in_first_pipeline_stage is -3"),
+    "sequence": ({"cp": 64, "seq_len": 128}, "seq_len 128 "),
+    "interleaved micro batches": ({"pp": 4, "vpp": 2, "num_micro_batches": 6}, "micro batches in multiples of pp 4, not 6"),
+    "recompute": ({"recompute_layers": -5}, "recompute_layers is -5"),
+}
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_layouts_that_no_framework_can_run(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"name": "x", "model": SMALL, "layout": {"seq_len": 2048, **IMPOSSIBLE[name]}}))
-    refused("--config", path, "--world_size", 64)
+    path, (layout, message) = tmp_path / "run.json", IMPOSSIBLE[name]
+    path.write_text(json.dumps({"name": "x", "model": SMALL, "layout": {"seq_len": 2048, **layout}}))
+    assert message in refused("--config", path, "--world_size", 64)
 
 
 def test_help_lists_every_option() -> None:

@@ -59,7 +59,6 @@ def test_sequences_of_many_ranks_begin_where_ranks_have_enough_tokens() -> None:
     assert limit.surely and limit.surely.value >= 8192
 
 
-
 def test_fewer_gpus_shard_less() -> None:
     limit = fewest_gpus(PROBLEM, CONFIG, LAYOUT.global_batch_sequences)
     assert limit.surely and limit.breaks and limit.breaks.value < limit.surely.value <= 64

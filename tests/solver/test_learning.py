@@ -251,5 +251,5 @@ def test_runs_of_two_machines_are_refused(runs: list[dict[str, object]], cost_mo
     file.write_text("\n".join(json.dumps(line) for line in [*runs[:2], other]))
     with pytest.raises(InputError, match="runs mine-32-0 and other differ in device: NVIDIA H100 SXM 80GB and NVIDIA H200"):
         learn(read_cases(file), cost_models, "x")
-    with pytest.raises(InputError, match="1 run with a step time can be predicted; to learn needs two"):
+    with pytest.raises(InputError, match="learning needs at least two runs with a step time that can be predicted; here 1 run"):
         learn(read_cases(file)[:1], cost_models, "x")

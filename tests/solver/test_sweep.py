@@ -67,7 +67,8 @@ def test_a_sweep_without_any_layout_fails_and_leaves_the_last_table(tmp_path: Pa
     out.write_text("what was there")
     assert main(["sweep", str(out), "--models", "llama3_405b", "--world_sizes", "1", "--jobs", "1"]) == 2
     said = capsys.readouterr()
-    assert f"no problem has a layout, so that {out} is left as it is: llama3_405b fits on 1 GPU in" in said.err
+    assert f"no problem has a layout, so that {out} is left as it is: none of " in said.err
+    assert "layouts of llama3_405b fits on 1 GPU: the smallest needs" in said.err
     assert "llama3_405b" in said.out and out.read_text() == "what was there" and list(tmp_path.iterdir()) == [out]
 
 

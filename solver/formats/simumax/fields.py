@@ -44,7 +44,7 @@ def _listed(kind: str, default: Any, why: str) -> Field:
 MODEL: Mapping[str, Field] = {
     "model_name": Field("text", "model"),
     "model_type": _listed("text", None, "expert_num tells"),
-    "attention_type": Field("text", "mha", only=("mha", "gqa", "mqa", "mla"), why="other kinds of attention are not described"),
+    "attention_type": Field("text", "mha", only=("mha", "gqa", "mqa", "mla"), why="other kinds of attention are not modelled"),
     "hidden_size": _SIZE,
     "head_num": _SIZE,
     "kv_head_num": _SIZE,

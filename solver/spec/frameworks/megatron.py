@@ -1,4 +1,4 @@
-"""Megatron-LM, Megatron-Core over Transformer Engine, and what stands for a framework that is not described.
+"""Megatron-LM, Megatron-Core over Transformer Engine, and what stands for a framework that is not modelled.
 
 Sources: NVIDIA/Megatron-LM megatron/training/arguments.py of 2022 (commit 0012901), 2024 (02871b4) and 2025 (000c4ac), a fork
 of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and megatron/core/tensor_parallel.
@@ -206,7 +206,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     },
 )
 
-#: Stands for frameworks that are not described: a Megatron-like one, whose runs are taken to overlap what can overlap.
+#: Stands for frameworks that are not modelled: a Megatron-like one, whose runs are taken to overlap what can overlap.
 GENERIC = MEGATRON_LM_2023.derive(
     "generic",
     "2022-12",

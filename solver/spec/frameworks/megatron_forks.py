@@ -45,7 +45,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
         "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
         "linear_attention": False,
         "state_space": False,
-        "tp_comm_overlap": False,  # not described over ROCm
+        "tp_comm_overlap": False,  # not modelled over ROCm
         "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
         "deepep_of_amd": True,  # Primus-Turbo's
     },

@@ -78,7 +78,7 @@ def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, t
     slower = replace(repeated.cost, attention_scale=1.5).flash_attn(**columns).seconds
     # the scale of the FlashAttention generation applies; the sustained-clock derating is in the times
     np.testing.assert_allclose(slower, cached * 1.5)
-    # what a limit of power costs is not in them, no more than in a profile's
+    # what a power limit costs is not in them, no more than in a profile's
     limited = replace(repeated.cost, power_slowdown=1.2).flash_attn(**columns).seconds
     np.testing.assert_allclose(limited, cached * 1.2)
     fit = problem.cost.flash_attn(**columns).seconds

@@ -168,10 +168,10 @@ def test_power_counts_beside_the_nearest_device_of_the_architecture(tmp_path: Pa
     assert profile.derivation is not None and profile.derivation.power_slowdown["bf16"] == pytest.approx(
         (637.5 / 262.5) ** (1 / 3)
     )
-    assert "16-bit compute time at its limit of power over that of its peak, beside mi300x x 1.34)" in said
+    assert "16-bit compute time at its power limit over that of its peak, beside mi300x x 1.34)" in said
     other, said = as_device(base, device_file(path, architecture="zeta", power_watts=70))
     assert other.derivation is not None and set(other.derivation.power_slowdown.values()) == {1.0}
-    assert said.endswith("; its limit of power is not used: no other device of its architecture is known")
+    assert said.endswith("; its power limit is not used: no other device of its architecture is known")
     assert "power" not in as_device(base, "mi300x")[1]
     # GEMMs of the same chip were timed at 750 W: 887.5 W instead of 637.5 are left above its idle power
     profile, said = as_device(base, "mi325x")
@@ -224,11 +224,11 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     # 2,500 over 2,250 TFLOP/s; (1,200 - 150) / (1,000 - 150) W to the third root is 1.073, of which the peak has 1.11
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
-        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at its limit of power "
+        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at its power limit "
         "over that of its peak x 1.02); "
-        "long kernels run at its limit of power, where a higher peak makes none faster"
+        "long kernels run at its power limit, where a higher peak makes none faster"
     )
-    assert "limit of power, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
+    assert "power limit, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
     assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
     assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
     similarities = {name: find_profile(name)[0].derivation for name in ("h100_pcie", "mi300x")}

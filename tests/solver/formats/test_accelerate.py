@@ -138,9 +138,9 @@ def test_fsdp1_keeps_gradients_whole_unless_told_to_reduce_each(
 def test_sixteen_bit_parameters_under_ddp_are_refused(tmp_path: Path) -> None:
     script = SCRIPT.rstrip() + " --torch_dtype bfloat16\n"
     assert "--torch_dtype" in load(tmp_path, TEMPLATE, script).ignored  # FSDP makes 32-bit ones of them
-    with pytest.raises(InputError, match="--torch_dtype bfloat16 under DDP is not described"):
+    with pytest.raises(InputError, match="--torch_dtype bfloat16 under DDP is not modelled"):
         load(tmp_path, TEMPLATE.replace("distributed_type: FSDP", "distributed_type: MULTI_GPU"), script)
-    with pytest.raises(InputError, match="--torch_dtype bfloat16 under mixed_precision no is not described"):
+    with pytest.raises(InputError, match="--torch_dtype bfloat16 under mixed_precision no is not modelled"):
         load(tmp_path, TEMPLATE.replace("mixed_precision: bf16", "mixed_precision: 'no'"), script)
 
 

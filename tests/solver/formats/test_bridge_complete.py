@@ -181,7 +181,7 @@ def test_as_many_gpus_are_taken_as_its_experts_need(tmp_path: Path) -> None:
     [
         (
             CONTAINER + SMALL + OF_THE_MODEL + MODEL + "peft:\n  dim: 16\n",
-            "peft: adapters under Megatron-Bridge are not described",
+            "peft: adapters under Megatron-Bridge are not modelled",
         ),
         (
             CONTAINER

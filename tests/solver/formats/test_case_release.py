@@ -127,4 +127,4 @@ def test_optimizer_states_on_the_host_need_no_stated_link() -> None:
 def test_adapters_of_other_frameworks_are_those_that_are_described() -> None:
     found = case(LLAMA, "fsdp", lora_rank=16)
     assert found.skipped is None and "adapters as under NeMo Automodel" in " ".join(found.assumptions)
-    assert "not described with precision fp8" in str(case(LLAMA, "nemo 24.09", lora_rank=16, precision="fp8").skipped)
+    assert "not modelled with precision fp8" in str(case(LLAMA, "nemo 24.09", lora_rank=16, precision="fp8").skipped)

@@ -300,7 +300,7 @@ def test_what_a_trainer_s_arguments_mean(argument: str, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [("--fp16", "--fp16 contradicts the settings, whose precision is bf16"),
-     ("--optim adafactor", "--optim 'adafactor' is not described"),
+     ("--optim adafactor", "--optim 'adafactor' is not modelled"),
      ("--gradient_checkpointing maybe", "--gradient_checkpointing is 'maybe'; it must be True or False")],
 )  # fmt: skip
 def test_a_trainer_s_arguments_that_are_refused(argument: str, sentence: str, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_script_names_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"cp": 2, "dp": 8, "zero_shard_size": 8}, "cp 2: context parallelism under DeepSpeed is not described"),
+        ({"cp": 2, "dp": 8, "zero_shard_size": 8}, "cp 2: context parallelism under DeepSpeed is not modelled"),
         ({"zero_shard_size": 8}, "zero_shard_size 8: DeepSpeed's ZeRO shards over all 16 data-parallel ranks"),
         ({"pp": 2, "dp": 8, "zero": 2, "zero_shard_size": 8}, "zero 2: DeepSpeed's pipeline engine runs ZeRO-0 and 1"),
         ({"pp": 2, "dp": 8, "zero_shard_size": 8, "vpp": 2, "schedule": "interleaved"}, "schedule interleaved: DeepSpeed's"),
@@ -420,7 +420,7 @@ def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) ->
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("mixtral_8x7b", "mixtures of experts under DeepSpeed are not described"),
+        ("mixtral_8x7b", "mixtures of experts under DeepSpeed are not modelled"),
         ("qwen3_8b", "Megatron-DeepSpeed has no norms of q and k"),
         ("qwen2_7b", "Megatron-DeepSpeed has biases in all linears or in none"),
     ],

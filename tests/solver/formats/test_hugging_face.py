@@ -169,7 +169,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
          "do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled"),
         (LLAMA | {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
          "num_ln_in_parallel_attn 2 needs new_decoder_architecture"),
-        (LLAMA | {"model_type": "qwen2_vl"}, "model_type 'qwen2_vl' is of an architecture that is not described; known are b"),
+        (LLAMA | {"model_type": "qwen2_vl"}, "model_type 'qwen2_vl' is of an architecture that is not modelled; known are b"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla is True, which is not modelled"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_qk_norm": False}, "use_qk_norm is False, which is not modelled"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "attention_head_dim": 64},

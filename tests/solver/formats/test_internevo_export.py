@@ -73,7 +73,7 @@ def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("mixtral_8x7b", "mixtures of experts under InternEvo are not described"),
+        ("mixtral_8x7b", "mixtures of experts under InternEvo are not modelled"),
         ("gpt3_175b", "InternEvo's configuration has no place for"),
     ],
 )

@@ -523,7 +523,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
         ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, "it must be a number or like"),
         ({"pipeline_model_parallel_layout": "Et*6|t*6", "pipeline_model_parallel_size": 2}, "end with L in another"),
-        ({"pipeline_model_parallel_layout": "Et|tm|t|tL", "pipeline_model_parallel_size": 2}, "'tm' is not described"),
+        ({"pipeline_model_parallel_layout": "Et|tm|t|tL", "pipeline_model_parallel_size": 2}, "'tm' is not modelled"),
         ({"pipeline_model_parallel_size": 3}, "8 ranks are no multiple of tp 1 * pp 3"),
     ],
 )

@@ -165,7 +165,7 @@ def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"cp": 2, "dp": 8}, "cp 2: context parallelism under nanotron is not described"),
+        ({"cp": 2, "dp": 8}, "cp 2: context parallelism under nanotron is not modelled"),
         ({"zero": 1, "zero_shard_size": 4}, "zero_shard_size 4: nanotron's ZeRO shards over all 16 data-parallel ranks"),
         ({"zero": 3, "zero_shard_size": 16}, "zero 3: nanotron has ZeRO-0 and 1"),
         ({"recompute": "selective"}, "recompute selective: nanotron recomputes whole layers"),
@@ -187,7 +187,7 @@ def test_models_that_its_llama_is_not() -> None:
     for name, sentence in (
         ("mistral_nemo_12b", "no place for head_dim 128 (it would mean 160)"),
         ("qwen2_7b", "no place for qkv_bias True"),
-        ("mixtral_8x7b", "mixtures of experts under nanotron are not described"),
+        ("mixtral_8x7b", "mixtures of experts under nanotron are not modelled"),
     ):
         with pytest.raises(InputError) as refused:
             exported(Path("run.yaml"), model_of(name), RUN, 8)

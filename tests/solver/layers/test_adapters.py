@@ -119,9 +119,9 @@ def test_model_flops_leave_out_the_gradients_of_frozen_weights() -> None:
 @pytest.mark.parametrize(
     ("constants", "changes", "message"),
     [
-        ({"framework": "megatron-core"}, {}, "adapters are not described with megatron-core"),
-        ({"precision": "fp8"}, {}, "adapters are not described with precision fp8"),
-        ({}, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, "not described with experts"),
+        ({"framework": "megatron-core"}, {}, "adapters are not modelled with megatron-core"),
+        ({"precision": "fp8"}, {}, "adapters are not modelled with precision fp8"),
+        ({}, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, "not modelled with experts"),
         ({"lora_rank": -1}, {}, "lora_rank is -1"),
     ],
 )

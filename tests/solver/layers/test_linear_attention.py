@@ -115,9 +115,9 @@ def test_published_models_have_the_published_numbers_of_parameters() -> None:
     ("changes", "message"),
     [
         ({"cp": 2, "dp": 2}, "does not run linear attention with context parallelism"),
-        ({"framework": "nemo-25"}, "nemo-25 is not described with linear attention"),
+        ({"framework": "nemo-25"}, "is not modelled under nemo-25"),
         ({"document_lengths": "64"}, "does not meet packed documents"),
-        ({"deterministic": True}, "not described with deterministic kernels"),
+        ({"deterministic": True}, "not modelled with deterministic kernels"),
         (
             {"framework": "nemo-automodel", "tp": 2, "dp": 2, "tp_mode": "msp"},
             "does not run tp 2 of 2 kv heads and linear attention",

@@ -147,7 +147,7 @@ def test_models_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         ({"tp": 4, "dp": 2}, "tp 4"),
         (
             {"framework": "torchtitan-2026-02", "zero": 2, "zero_shard_size": 8, "overlap_param_gather": True},
-            "is not described with",
+            "are not modelled under torchtitan-2026-02",
         ),
         ({"lora_rank": 8, "precision": "bf16"}, "lora_rank"),
         ({"document_lengths": "128"}, "packed documents"),

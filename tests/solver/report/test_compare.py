@@ -180,9 +180,9 @@ def test_sides_that_do_not_fit_are_said_so_first(capsys: pytest.CaptureFixture[s
     assert main([*words, "recompute=full"]) == 0
     said = capsys.readouterr().out
     assert "the config states no layout: each size is 1" in said
-    assert said.index("No side fits in memory") < said.index("2 is ")
+    assert said.index("None of these layouts fits in memory") < said.index("2 is ")
     assert main([*words, "tp=8,pp=8,recompute=full"]) == 0
-    assert "Out of memory, so that what is said of its time is of a run that cannot be: 1" in capsys.readouterr().out
+    assert "Does not fit in memory, so its time is hypothetical: 1" in capsys.readouterr().out
 
 
 def run(*words: str, at: Path) -> dict[str, Any]:

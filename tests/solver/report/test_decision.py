@@ -126,7 +126,7 @@ def test_what_is_said_of_a_neighbourhood(h100_model: CostModel) -> None:
     problem = make_problem(large, 512, h100_model, 4096, framework="megatron-core", precision="bf16")
     around = neighbours(problem, search(problem, 1024).best.layouts.strategy(0, problem.run))
     lines = kept_out(around)
-    assert lines and all(" would take -" in line and "GiB more than there are" in line for line in lines)
+    assert lines and all(" would take -" in line and "GiB more than the GPU has" in line for line in lines)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

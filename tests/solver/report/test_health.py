@@ -59,7 +59,7 @@ def test_what_alone_would_explain_a_slow_step(solutions: Solutions) -> None:
 def test_a_setting_that_would_explain_it(solutions: Solutions) -> None:
     slow = max(other_settings(solutions, 0), key=lambda setting: setting.seconds)
     found = texts(solutions, Observation(np.array([slow.seconds])))
-    assert any(text.startswith(f"it would fit if {slow.text}: ") for text in found)
+    assert any(text.startswith(f"the measured step would match if {slow.text}: ") for text in found)
     assert texts(solutions, Observation(np.array([explain(solutions, 0).interval[0] / 2])))  # faster: nothing to explain
 
 

@@ -39,7 +39,7 @@ def test_mfu_by_both_conventions() -> None:
     [({"derating": 1.12}, "sustained-clock derating: GEMM and attention times x 1.12"),
      ({"derating": 1.34, "attention_derating": 1.05}, "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
      ({"derating": 1.2, "power_slowdown": 1.2},
-      "limit of power: GEMM and attention times x 1.20 where nothing else runs, less beside other work")],
+      "power limit: GEMM and attention times x 1.20 where nothing else runs, less beside other work")],
 )  # fmt: skip
 def test_what_clocks_cost_is_said_as_it_is_priced(changes: dict[str, float], words: str) -> None:
     problem = make_problem(TINY, 1, toy_cost(**changes))

@@ -491,7 +491,7 @@ def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:
         ({}, 2 * 8.125 + 4),  # two threads run torch's GEMMs; Transformer Engine holds one workspace of 4 MiB
         ({"deterministic": True}, 2 * 32 + 4),
         ({"framework": "megatron-core local"}, 2 * 8.125),
-        ({"framework": "torchtitan"}, 0.0),  # not described
+        ({"framework": "torchtitan"}, 0.0),  # not modelled
     ],
 )
 def test_workspaces_of_cublas(settings: dict[str, Any], mebibytes: float) -> None:

@@ -1,4 +1,4 @@
-"""Clocks at the limit of power: the law beside what was measured, by hand, and in a step."""
+"""Clocks at the power limit: the law beside what was measured, by hand, and in a step."""
 
 from __future__ import annotations
 
