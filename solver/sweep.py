@@ -22,7 +22,7 @@ from solver.options.journal import inputs_of, new_inputs, read_journal
 from solver.options.machines import machine_options
 from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.output import layout_dict
+from solver.report.output import LAYOUT_AXES, layout_dict
 from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
 
@@ -57,8 +57,7 @@ Row = dict[str, Any]
 #: Columns of a problem whose search found a layout; where none is, ``reason`` says why.
 _FOUND = (
     "tgs", "step_s", "interval_low_s", "interval_high_s", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict",
-    "kernels", "layouts_priced", "layout", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero",
-    "zero_shard_size", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
+    "kernels", "layouts_priced", "layout", *LAYOUT_AXES,
 )  # fmt: skip
 COLUMNS = (*(field.name for field in fields(Point)), *_FOUND, "reason")
 

@@ -14,8 +14,8 @@ from profiler.measure.session import Session
 from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
 from profiler.profile.local_device import cpu_model, datasheet_key
-from profiler.profile.plan import GIB, KIB, Limits
-from profiler.profile.profile import Device
+from profiler.profile.plan import KIB, Limits
+from profiler.profile.profile import GIB, Device
 
 CPU_CACHE_BYTES = 32 * 2**20  #: operands rotate through more than this, which is at least the L3 share of a core
 _NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")
@@ -106,8 +106,8 @@ def limits(session: Session, device: Device, quick: bool) -> Limits:
         return Limits(32, 128, 64, 256 * KIB, 16 * KIB, 2.0**24, 0.05, slowest, grid_rows=12)
     if session.device.type == "cuda":
         free = device.memory_bytes / 8  # for one measurement: operand sets, outputs and a framework's workspace fit too
-        return Limits(256, 65536, 65536, GIB, GIB, free, 0.1, device.half_peak)
-    return Limits(64, 4096, 4096, 64 * KIB * KIB, GIB // 4, min(device.memory_bytes / 8, 1.0 * GIB), 1.0, slowest, 8.0)
+        return Limits(256, 65536, 65536, int(GIB), int(GIB), free, 0.1, device.half_peak)
+    return Limits(64, 4096, 4096, 64 * KIB * KIB, int(GIB) // 4, min(device.memory_bytes / 8, GIB), 1.0, slowest, 8.0)
 
 
 def attention_kernels(device: torch.device) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.profile.profile import TABLE_COLUMNS, TEXT_COLUMNS
 
-KIB, GIB = 2**10, 2**30
+KIB = 2**10
 DEFAULT_MINUTES = 30.0  #: of a measuring run
 LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x (weight gradient)
 ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision training accumulates it over micro batches

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from solver.layers.ops import linear, memory_bound
-from solver.layers.program import ADAPTERS, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Op, Saved, Weight
-from solver.layers.recompute import weight_gemms
+from solver.layers.program import ADAPTERS, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Op, Saved, Weight, weight_gemms
 from solver.layers.shapes import Shapes
 
 

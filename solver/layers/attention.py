@@ -129,9 +129,8 @@ def _gate_saved(shapes: Shapes) -> list[Saved]:
 
 def attention_weights(shapes: Shapes) -> list[Weight]:
     """Return the projection weights (and biases) of one rank; ISP shards the weights of the whole block over wp."""
-    model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
+    model, share = shapes.model, shapes.weight_shards
     q_width = model.num_attention_heads * model.head_dim
-    share = np.where(isp, shapes.keys.wp, 1)
     bias = _columns(shapes) * model.qkv_bias + model.hidden_size * model.output_bias + shapes.heads * model.attention_sinks
     linears = _columns(shapes) * model.hidden_size + q_width // shapes.split * model.hidden_size
     return [Weight("attention.linears", linears / share, group=LINEARS), Weight("attention.bias", bias / share)]

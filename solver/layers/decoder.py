@@ -12,8 +12,22 @@ from solver.layers.moe import token_buffer
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.offloading import offloaded_saved
 from solver.layers.ops import memory_bound, tp_collective, with_sequence_copies
-from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
-from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
+from solver.layers.program import (
+    COMPUTE,
+    DOWN_LINEAR,
+    FORWARD,
+    INPUT_GRAD,
+    OUTPUT_LINEAR,
+    UP_LINEARS,
+    LayerKeys,
+    LayerProgram,
+    Op,
+    Saved,
+    Weight,
+    message,
+    weight_gemms,
+)
+from solver.layers.recompute import recomputed_ops, recomputed_saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
@@ -156,7 +170,7 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = weight_gemms(ops)
-    after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
+    after_attention = (OUTPUT_LINEAR, "norm2", *UP_LINEARS, "activation", DOWN_LINEAR, "residual1", "residual2")
     computed = [op for op in ops if op.stream == COMPUTE]  # of a norm with several kernels all have one label
     forward = tuple(dict.fromkeys(op.label for op in computed if op.phase == FORWARD and op.name in after_attention))
     backward = tuple(dict.fromkeys(op.label for op in computed if op.phase != FORWARD))

@@ -13,7 +13,7 @@ import numpy as np
 
 from solver.layers.expert_rows import arriving_rows, blocks_of_token, expert_rows, reached_ranks, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
-from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
+from solver.layers.program import COMBINE, DISPATCH, DOWN_LINEAR, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
 
@@ -209,7 +209,6 @@ def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:
     model = shapes.model
     if not (shapes.run.moe_shared_expert_overlap and model.shared_expert_intermediate_size):
         return ()
-    fused = shapes.framework.kernels.fused_gate_up
-    names = (*((("w13",) if fused else ("w1", "w3")) if model.gated_mlp else ("w1",)), "w2")
+    names = (*shapes.up_linears, DOWN_LINEAR)
     passes = (FORWARD,) if phase == FORWARD else (INPUT_GRAD, WEIGHT_GRAD)
     return tuple(f"shared.{name}.{which}" for which in passes for name in names)

@@ -9,7 +9,6 @@ import numpy as np
 from solver.layers.ops import bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
-from solver.spec.choices import TpMode
 from solver.spec.model_size import mlp_biases, mlp_linears
 
 MODULE = "mlp"
@@ -21,11 +20,8 @@ def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = M
     intermediate: width of the whole MLP. prefix: before the names of the ops.
     """
     model = shapes.model
-    width = intermediate // shapes.split
-    if not model.gated_mlp:
-        widths = {"w1": width}
-    else:
-        widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
+    width, names = intermediate // shapes.split, shapes.up_linears
+    widths = {name: width * (model.up_matrices // len(names)) for name in names}
     return [
         *gradient_sums(shapes, f"{prefix}norm2", module, len(widths)),
         *column_linears(shapes, module, model.hidden_size, {prefix + name: n for name, n in widths.items()}),
@@ -78,8 +74,7 @@ def mlp_working_bytes(shapes: Shapes) -> np.ndarray:
 
 def mlp_weights(shapes: Shapes, intermediate: int, prefix: str = "mlp.") -> list[Weight]:
     """Return the weights and biases of one rank."""
-    model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
-    share = np.where(isp, shapes.keys.wp, 1)
+    model, share = shapes.model, shapes.weight_shards
     width = intermediate // shapes.split
     return [
         Weight(f"{prefix}linears", mlp_linears(model, width) / share, group=LINEARS),

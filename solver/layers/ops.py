@@ -15,6 +15,8 @@ from solver.layers.program import (
     INPUT_GRAD,
     LINEAR,
     MEMORY_BOUND,
+    QKV_LINEARS,
+    UP_LINEARS,
     VOCABULARY,
     WEIGHT_GRAD,
     Array,
@@ -55,7 +57,7 @@ def linear(
 
 
 #: Linears that read a norm's output.
-_AFTER_NORMS = ("wq", "wk", "wv", "wqkv", "wqkvzba", "w1", "w3", "w13", VOCABULARY)
+_AFTER_NORMS = (*QKV_LINEARS, *UP_LINEARS, VOCABULARY)
 
 
 def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Array, dtype: str) -> list[Op]:

@@ -22,11 +22,19 @@ ATTENTION, MAMBA = "attention", "mamba"  #: modules of the ops between the norm 
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
+ONCE_PER_STEP = "step"  #: phase of what runs outside the layers, once a step or micro batch
 
 #: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, experts, of which each rank of an
 #: expert group holds some, adapters beside frozen linears, and all others.
 LINEARS, OTHERS, EXPERTS, ADAPTERS = "linears", "others", "experts", "adapters"
 VOCABULARY = "vocab"  #: the weight of the head's projection, and its op
+#: Linears of a layer, and their weights: the projections of queries, keys and values (of linear attention also of its gate and
+#: rates), attention's output, and the MLP's.
+QKV_LINEARS = ("wq", "wk", "wv", "wqkv", "wqkvz", "wba", "wqkvzba")
+OUTPUT_LINEAR = "wo"
+UP_LINEARS, DOWN_LINEAR = ("w1", "w3", "w13"), "w2"
+SCORES, CONTEXT = "scores", "context"  #: GEMMs of unfused attention, which have no weights
+MTP_PREFIX = "nextn."  #: of the names of ops of multi-token prediction
 #: Bytes over the link to the host, and through the host's memory.
 HOST_LINK, HOST_MEMORY = "host_link", "host_memory"
 PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
@@ -70,6 +78,16 @@ class Op:
     @property
     def label(self) -> str:
         return f"{self.name}.{self.phase}"
+
+
+def name_in_layer(op: Op) -> str:
+    """Return the name that an op has in a layer, of one of multi-token prediction too."""
+    return op.name.removeprefix(MTP_PREFIX)
+
+
+def weight_gemms(ops: Iterable[Op]) -> list[Op]:
+    """Return the GEMMs with weights of a forward pass, in order."""
+    return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and name_in_layer(op) not in (SCORES, CONTEXT)]
 
 
 def operands(op: Op, split: Array = 1.0) -> Array:

@@ -13,9 +13,20 @@ import numpy as np
 
 from solver.layers.expert_exchange import MODULE as EXCHANGE
 from solver.layers.expert_rows import expert_rows, sent_rows
-from solver.layers.moe import MODULE as EXPERTS
+from solver.layers.moe import MODULE as EXPERT_MODULE
 from solver.layers.moe import ROUTER, SHARED
-from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
+from solver.layers.program import (
+    CONTEXT,
+    DOWN_LINEAR,
+    FLASH_ATTN,
+    FORWARD,
+    OUTPUT_LINEAR,
+    QKV_LINEARS,
+    UP_LINEARS,
+    Op,
+    Saved,
+    weight_gemms,
+)
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
 from solver.spec.norms import NORMS_OF_A_LAYER, norms_apart
@@ -39,13 +50,13 @@ _SHARED = ("shared_act_input", "shared_act_output", "shared_output")
 DISCARDED = {
     "layernorm": Discarded(("norm1_output", "norm2_output"), ops=NORMS_OF_A_LAYER),
     "mla_up_proj": Discarded(("qkv", "low_ranks_normed"), ops=("q_up", "kv_up", "rope", "assembly")),
-    "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
+    "mlp": Discarded(("act_input", "act_output"), ops=(*UP_LINEARS, "activation", DOWN_LINEAR)),
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
     "shared_experts": Discarded(_SHARED, modules=(SHARED,)),
     "moe": Discarded(
         ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_clamped",
          "expert_output", "probabilities", *_SHARED),
-        modules=(ROUTER, EXCHANGE, EXPERTS, SHARED),
+        modules=(ROUTER, EXCHANGE, EXPERT_MODULE, SHARED),
     ),
 }  # fmt: skip
 
@@ -71,20 +82,18 @@ def discarded(shapes: Shapes, module: str) -> Discarded:
 
 
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
-AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
-#: The projections of queries, keys and values.
-_QKV = ("wqkv", "wqkvzba", "wq", "wk", "wv")
+AFTER_LAST_SAVED = (DOWN_LINEAR, f"{DOWN_LINEAR}.reduce_scatter", f"{DOWN_LINEAR}.all_reduce", "residual2")
 _PROJECTED = ("layer_input", "qkv", "qkv_exchanged")
 #: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
-_KEPT = ("layer_input", "context", "log_sum_exp")
+_KEPT = ("layer_input", CONTEXT, "log_sum_exp")
 
 
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
     again, framework = [_of_modules(shapes, op) for op in ops], shapes.framework
     if framework.recomputation.selective_keeps_qkv:
-        again = [replace(op, recomputed_by=_selective(op.recomputed_by, op.name not in _QKV)) if op.phase == FORWARD else op
-                 for op in again]  # fmt: skip
+        levels = [_selective(op.recomputed_by, op.name not in QKV_LINEARS) for op in again]
+        again = [replace(op, recomputed_by=by) if op.phase == FORWARD else op for op, by in zip(again, levels, strict=True)]
     if framework.recomputation.selective_by_op:
         kept = {op.name for op in _kept_gemms(shapes, ops)}
         again = [_by_op(op, kept, _keeps_exchange(shapes)) for op in again]
@@ -104,7 +113,7 @@ def _after_last_saved(shapes: Shapes) -> set[str]:
         return set()
     if shapes.model.norms_per_layer == 4:
         return {"residual2"}
-    return set(AFTER_LAST_SAVED) - ({"w2"} if shapes.run.lora_rank else set())
+    return set(AFTER_LAST_SAVED) - ({DOWN_LINEAR} if shapes.run.lora_rank else set())
 
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
@@ -150,11 +159,6 @@ def _kept_by_modules(shapes: Shapes, tensor: Saved) -> Saved:
     return replace(tensor, dropped_by=_selective(tensor.dropped_by, core or others))
 
 
-def weight_gemms(ops: Sequence[Op]) -> list[Op]:
-    """Return the GEMMs with weights of a layer's forward pass, in order."""
-    return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name not in ("scores", "context")]
-
-
 #: The projections of latent attention in the order in which torchtitan's model calls them (models/deepseek_v3/model/model.py).
 _LATENT_CALLS = ("wq", "q_down", "q_up", "kv_down", "kv_up")
 
@@ -163,8 +167,8 @@ def _kept_gemms(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts, nor
     of linears with biases, which torch adds in another op (addmm)."""
     model = shapes.model
-    biased = _QKV * model.qkv_bias + ("wo",) * model.output_bias + ("w1", "w3", "w13", "w2") * model.mlp_bias
-    counted = [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERTS) and op.name not in biased]
+    biased = QKV_LINEARS * model.qkv_bias + (OUTPUT_LINEAR,) * model.output_bias + (*UP_LINEARS, DOWN_LINEAR) * model.mlp_bias
+    counted = [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERT_MODULE) and op.name not in biased]
     if model.has_latent_attention:
         counted.sort(key=lambda op: _LATENT_CALLS.index(op.name) if op.name in _LATENT_CALLS else len(_LATENT_CALLS))
     return counted[::2]

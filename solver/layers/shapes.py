@@ -133,6 +133,18 @@ class Shapes:
         return self.framework.kernels.fused_elementwise or self.run.compile
 
     @property
+    def up_linears(self) -> tuple[str, ...]:
+        """Names of the linears before an MLP's activation: of gate and up, one GEMM or two, or of up alone."""
+        if not self.model.gated_mlp:
+            return ("w1",)
+        return ("w13",) if self.framework.kernels.fused_gate_up else ("w1", "w3")
+
+    @property
+    def weight_shards(self) -> np.ndarray:
+        """Ranks over which ISP shards a block's weights, [keys]; 1 in other modes."""
+        return np.where(self.keys.is_mode(TpMode.ISP), self.keys.wp, 1)
+
+    @property
     def fused_norm(self) -> bool:
         """Whether a norm is one kernel, by hand or by a compiler."""
         one = self.framework.kernels.one_layernorm and self.model.norm == "layernorm"

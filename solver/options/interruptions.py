@@ -13,12 +13,13 @@ from solver.spec.precision import element_bytes
 from solver.step.solutions import Solutions
 
 _RESTART = 10.0  #: minutes; assumed where it is not stated
-_NUMBERS = ("mtbf", "mtbf_node", "mtbf_link", "restart", "repair", "storage", "node_storage", "checkpoint_interval")
+_MTBF = ("mtbf", "mtbf_node", "mtbf_link")
+_NUMBERS = (*_MTBF, "restart", "repair", "storage", "node_storage", "checkpoint_interval")
 #: Options that need another.
 _NEEDS = {
-    "restart": ("mtbf", "mtbf_node", "mtbf_link"), "spares": ("repair",), "repair": ("mtbf", "mtbf_node", "mtbf_link"),
+    "restart": _MTBF, "spares": ("repair",), "repair": _MTBF,
     "node_storage": ("storage",), "checkpoint_interval": ("storage",), "async_checkpoints": ("storage",),
-    "one_writer": ("node_storage",), "storage": ("mtbf", "mtbf_node", "mtbf_link", "checkpoint_interval"),
+    "one_writer": ("node_storage",), "storage": (*_MTBF, "checkpoint_interval"),
 }  # fmt: skip
 _EVALUATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/(\d{1,9})")
 
@@ -56,7 +57,7 @@ def check_interruptions(args: argparse.Namespace) -> None:
         if getattr(args, name) and not any(getattr(args, other) for other in others):
             which = "one of them" if len(others) > 1 else "that"
             raise InputError(f"--{name} needs --{' or --'.join(others)}; give {which} too, or leave it out")
-    if any(getattr(args, name) for name in ("mtbf", "mtbf_node", "mtbf_link")) and not args.storage:
+    if any(getattr(args, name) for name in _MTBF) and not args.storage:
         raise InputError("a job that fails starts again from a checkpoint: give --storage, what it writes in GB/s, with --mtbf")
     if args.evaluation is not None and (not (found := _EVALUATION.fullmatch(args.evaluation)) or not int(found[2])):
         raise InputError(f"--evaluation is {printable(args.evaluation)}; it must be SECONDS/STEPS, as in 60/1000")
@@ -64,7 +65,7 @@ def check_interruptions(args: argparse.Namespace) -> None:
 
 def interrupted(args: argparse.Namespace) -> bool:
     """Whether any option says what interrupts the training."""
-    return any(getattr(args, name) for name in ("mtbf", "mtbf_node", "mtbf_link", "storage", "evaluation"))
+    return any(getattr(args, name) for name in (*_MTBF, "storage", "evaluation"))
 
 
 def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from solver.layers.program import (
     FORWARD,
     HOST_LINK,
     HOST_MEMORY,
+    ONCE_PER_STEP,
     Op,
 )
 from solver.report.uncertainty import attention_std, difference_std, network_std, spread_of, system_std
@@ -50,6 +51,11 @@ class Line:
     key: int = field(default=0, repr=False, compare=False)
 
 
+def priced_seconds(lines: Iterable[Line]) -> float:
+    """Return the seconds of the lines whose time has a basis; 1 where none has."""
+    return sum(line.seconds for line in lines if line.basis is not None) or 1.0
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The lines of one layout; their seconds add up to the step time (to rounding)."""
@@ -68,7 +74,7 @@ class Explanation:
 
     def kind_uncertainties(self) -> dict[str, float]:
         """Standard deviation of log(step time) by the kind of ops whose errors make it."""
-        known = sum(line.seconds for line in self.lines if line.basis is not None) or 1.0
+        known = priced_seconds(self.lines)
         by_kind: dict[str, float] = {}
         for line in self.lines:
             if line.basis is not None:
@@ -83,7 +89,7 @@ class Explanation:
 
     def kind_shares(self) -> dict[str, float]:
         """Share of the time whose basis is known by kind of line; adds up to 1."""
-        known = sum(line.seconds for line in self.lines if line.basis is not None) or 1.0
+        known = priced_seconds(self.lines)
         sums = self._sum(lambda line: line.kind if line.basis is not None else "")
         return {kind: seconds / known for kind, seconds in sums.items()}
 
@@ -125,21 +131,22 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     row = int(solutions.layouts.row[index])
     key = int(solutions.terms.key[row])
     parts = dict(zip(TIME_PARTS, solutions.times.parts[:, index].tolist(), strict=True))
-    stage = _explained_stage(solutions, index)
+    stage = solutions.times.slowest.take(index)
+    has_embedding, has_head = float(stage.has_embedding), float(stage.has_head)
     m = float(chosen.splits.num_micro_batches[0])
     level = Recompute(int(chosen.recompute[0]))
     lines: list[Line] = []
     table, names = solutions.table, kind_names(solutions.problem.kinds.kinds)
     for part, times, name in (
         *zip(table.layers, m * stage.layers, names, strict=True),
-        (table.embedding, m * stage.has_embedding, ""),
-        (table.head, m * stage.has_head, ""),
+        (table.embedding, m * has_embedding, ""),
+        (table.head, m * has_head, ""),
     ):
         lines += _part_lines(part, key, times, name)
     for part, times, name in zip(table.layers, m * stage.recomputed, names, strict=True):
         lines += _recompute_lines(part, key, times, level, name)
     if end_recomputed(solutions.problem, solutions.layouts)[index]:
-        lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
+        lines += _recompute_lines(solutions.table.head, key, m * has_head, level)
     hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
     beside = "exchange beside another micro batch"
     lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, None))
@@ -152,30 +159,15 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
     late = parts["offload_exposed"]
     lines.append(Line("activations to and from the host", "host", "offload_exposed", "host", late, HOST_STD, Basis.ROOFLINE))
-    waiting = parts["stragglers"]
-    lines.append(Line("waiting for the slowest rank", "step", "stragglers", "stragglers", waiting, 0.5, Basis.INTERPOLATED))
+    late = parts["stragglers"]
+    lines.append(Line("waiting for the slowest rank", ONCE_PER_STEP, "stragglers", "stragglers", late, 0.5, Basis.INTERPOLATED))
     used = tuple(line for line in lines if line.seconds != 0.0)
     layout = solutions.layouts.strategy(index, solutions.problem.run)
     seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.learned
-    known = sum(line.seconds for line in used if line.basis is not None) or 1.0
-    attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / known
+    attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / priced_seconds(used)
     unstated = attention_std(solutions.problem, layout, attention)
     network = network_std(solutions, index)
     return Explanation(used, seconds, math.hypot(system_std(solutions.problem, layout), unstated, network), learned)
-
-
-@dataclass(frozen=True)
-class _Stage:
-    layers: np.ndarray  #: [kinds]
-    recomputed: np.ndarray  #: [kinds]
-    has_embedding: float
-    has_head: float
-
-
-def _explained_stage(solutions: Solutions, index: int) -> _Stage:
-    """Return what the slowest stage of the estimate holds."""
-    s = solutions.times.slowest
-    return _Stage(s.layers[:, index], s.recomputed[:, index], float(s.has_embedding[index]), float(s.has_head[index]))
 
 
 def kind_names(kinds: Sequence[LayerKind]) -> list[str]:
@@ -279,4 +271,4 @@ def _step_line(part: str, seconds: float, estimates: OpEstimates, column: int, n
     main = max(rows, key=lambda i: total[i])
     std = float(np.average(estimates.relative_std[rows, column], weights=total[rows]))
     basis = Basis(int(estimates.basis[main, column]))
-    return Line(part, "step", part, _kind(estimates.ops[main], column), seconds, std, basis)
+    return Line(part, ONCE_PER_STEP, part, _kind(estimates.ops[main], column), seconds, std, basis)

@@ -32,12 +32,13 @@ from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages,
 from solver.step.solutions import Solutions
 from solver.step.time import TIME_PARTS
 
-#: Layout fields that vary between layouts, first in every result; the constants of the run follow them.
-_VARYING = (
-    "world_size", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
-    "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers", "seq_len",
+#: Fields in which the layouts of one search differ.
+LAYOUT_AXES = (
+    "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
+    "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
 )  # fmt: skip
-LAYOUT_KEYS = (*_VARYING, *(field.name for field in fields(Strategy) if field.name not in _VARYING))
+_FIRST = ("world_size", *LAYOUT_AXES, "seq_len")  #: in every result; the constants of the run follow them
+LAYOUT_KEYS = (*_FIRST, *(field.name for field in fields(Strategy) if field.name not in _FIRST))
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:

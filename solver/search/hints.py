@@ -68,8 +68,8 @@ def dispatchers_on(problem: Problem) -> tuple[str, ...]:
 
 def _kept(result: SearchResult) -> list[Strategy]:
     """Return the fastest layouts of a search and of its sizes, and the Pareto-optimal ones; the fastest first."""
-    run, kept = result.problem.run, (result.best, result.best_of_sizes, result.pareto)
-    found = [(float(one.times.seconds[i]), one.layouts.strategy(i, run)) for one in kept for i in range(len(one))]
+    run = result.problem.run
+    found = [(float(one.times.seconds[i]), one.layouts.strategy(i, run)) for one, i in result.kept()]
     return list(dict.fromkeys(layout for _, layout in sorted(found, key=lambda pair: pair[0])))[:_MOST]
 
 

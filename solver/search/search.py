@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
@@ -55,6 +55,10 @@ class SearchResult:
     rejected: Counter[str]
     fixed: Mapping[str, Any]  #: axes that did not vary
     max_sizes: Mapping[str, int]  #: limits of sizes
+
+    def kept(self) -> Iterator[tuple[Solutions, int]]:
+        """Yield the layouts that the search kept: where they are, and their index there."""
+        yield from ((found, i) for found in (self.best, self.best_of_sizes, self.pareto) for i in range(len(found)))
 
     @property
     def layouts_per_second(self) -> float:

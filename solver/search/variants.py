@@ -117,8 +117,7 @@ class SureLayout:
 
 def surest(result: SearchResult) -> SureLayout | None:
     """Return the fastest layout that a search kept and that is sure to fit in memory, or None."""
-    kept = [(found, i) for found in (result.best, result.best_of_sizes, result.pareto) for i in range(len(found))]
-    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == FITS]
+    sure = [(float(found.times.seconds[i]), found, i) for found, i in result.kept() if found.verdict(i) == FITS]
     if not sure:
         return None
     taken, found, index = min(sure, key=lambda one: one[0])

@@ -21,8 +21,8 @@ _SPELT = {
     "result": "-r", "result_folder": "-r_f", "visual": "-v", "language": "-l", "workload": "-w", "output": "-o",
     "as_device": "--as",
 }  # fmt: skip
-_SERVERS = ("gpus", "gpus_per_server", "nics_per_server", "nvlink", "nic_busbw", "gpu_type", "nic_type",
-            "dp_o", "tp_o", "ep_o", "pp_o")  # fmt: skip
+_OVERLAPS = ("dp_o", "tp_o", "ep_o", "pp_o")
+_SERVERS = ("gpus", "gpus_per_server", "nics_per_server", "nvlink", "nic_busbw", "gpu_type", "nic_type", *_OVERLAPS)
 _MODEL = ("config", "model_size")
 _MACHINE = ("pre_profiling_data_path", "profile", "as_device", "cluster")
 #: Options that say something to each mode.
@@ -67,10 +67,10 @@ def check_output(output: Path, *inputs: Path) -> None:
 
 def overlaps_of(args: argparse.Namespace) -> Overlaps:
     """Return the overlap ratios. Raises InputError for what is no share."""
-    for name in ("dp_o", "tp_o", "ep_o", "pp_o"):
+    for name in _OVERLAPS:
         if not 0 <= getattr(args, name) <= 1:
             raise InputError(f"-{name} is {getattr(args, name):g}; it is a share of communication, from 0 to 1")
-    return Overlaps(args.dp_o, args.tp_o, args.ep_o, args.pp_o)
+    return Overlaps(*(getattr(args, name) for name in _OVERLAPS))
 
 
 def machine_of(args: argparse.Namespace, defaults: Machine | None = None) -> Machine:

@@ -14,9 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.kernels.gemm_layout import Layout
-from solver.layers.moe import MODULE, ROUTER
-from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, LINEAR, LINEARS, Op
-from solver.layers.recompute import weight_gemms
+from solver.layers.moe import MODULE as EXPERT_MODULE
+from solver.layers.moe import ROUTER
+from solver.layers.program import (
+    EXPERTS,
+    FORWARD,
+    GROUPED_LINEAR,
+    LINEAR,
+    LINEARS,
+    ONCE_PER_STEP,
+    VOCABULARY,
+    Op,
+    name_in_layer,
+    weight_gemms,
+)
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
@@ -73,13 +84,13 @@ def _held(stages: StageKinds) -> np.ndarray:
 def _matrices(problem: Problem, part: Part, key: np.ndarray) -> Iterator[Matrices]:
     model, ops = problem.model, part.estimates.ops
     for op in (*weight_gemms(ops), *(op for op in ops if op.kind == GROUPED_LINEAR and op.phase == FORWARD)):
-        if op.module == ROUTER or op.name.endswith(("vocab", "scores", "context")):
+        if op.module == ROUTER or name_in_layer(op) == VOCABULARY:
             continue
         rows, columns = (np.broadcast_to(op.dims[name], len(part.times.waits))[key] for name in ("n", "k"))
         experts = op.dims["groups"] if op.kind == GROUPED_LINEAR else 1.0
         number = np.broadcast_to(np.asarray(op.count * experts, dtype=float), len(part.times.waits))[key]
-        parts = query_key_value(model, rows) if op.name == "wqkv" else ((rows, 1),)
-        yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS, parts)
+        parts = query_key_value(model, rows) if name_in_layer(op) == "wqkv" else ((rows, 1),)
+        yield Matrices(rows, columns, number, EXPERTS if op.module == EXPERT_MODULE else LINEARS, parts)
 
 
 def query_key_value(model: ModelSpec, rows: np.ndarray) -> tuple[tuple[np.ndarray, int], ...]:
@@ -147,8 +158,8 @@ def _flops(found: Matrices) -> np.ndarray:
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
     return [
         Op(
-            name, "optimizer", LINEAR, "step", {"m": m, "n": n, "k": k, "batch": 1, "layout": Layout.TN, "accumulate": 0},
-            count=STEPS * times * number,
+            name, "optimizer", LINEAR, ONCE_PER_STEP,
+            {"m": m, "n": n, "k": k, "batch": 1, "layout": Layout.TN, "accumulate": 0}, count=STEPS * times * number,
         )
         for m, n, k, times in _products(found)
     ]  # fmt: skip

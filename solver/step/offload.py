@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.program import HOST_LINK, HOST_MEMORY, Op
+from solver.layers.program import HOST_LINK, HOST_MEMORY, ONCE_PER_STEP, Op
 from solver.spec.precision import MOMENTS
 from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
@@ -33,7 +33,7 @@ def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
     if not problem.run.offload_gradients:
         return []
     moved = owned * problem.run.optimizer_offload_fraction
-    return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * problem.element_bytes.activation})]
+    return [Op(TO_HOST, "gradients", HOST_LINK, ONCE_PER_STEP, {"bytes": moved * problem.element_bytes.activation})]
 
 
 def ranks_in_turn(problem: Problem, splits: Splits, elements: np.ndarray) -> np.ndarray:
@@ -81,8 +81,8 @@ def optimizer_ops(problem: Problem, name: str, owned: np.ndarray) -> list[Op]:
     back = problem.element_bytes.weight if memory.offloads_master else FP32
     host = HOST_ADAM_BYTES + HOST_CAST_BYTES * memory.offloads_master + HOST_CLIP_BYTES * memory.clips_on_host
     return [
-        Op(name, "optimizer", HOST_LINK, "step", {"bytes": owned * share * (there + back)}),
-        Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": owned * share * host}),
+        Op(name, "optimizer", HOST_LINK, ONCE_PER_STEP, {"bytes": owned * share * (there + back)}),
+        Op(name, "optimizer", HOST_MEMORY, ONCE_PER_STEP, {"bytes": owned * share * host}),
     ]
 
 

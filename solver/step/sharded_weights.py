@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, Op
+from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, ONCE_PER_STEP, OTHERS, Op
 from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Layouts, Splits
@@ -92,7 +92,7 @@ def _lone_casts(name: str, weights: np.ndarray, trained: np.ndarray, group: Para
     casts to 16 bits and a copy for each pass, casts of the gradients (_fsdp_param_group.py, wait_for_unshard)."""
     alone, cast = (group.size == 1) * 1.0, HALF + FP32
     return [
-        Op(f"{name}.{way}", "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=alone, variant="copy")
+        Op(f"{name}.{way}", "data parallel", MEMORY_BOUND, ONCE_PER_STEP, {"bytes": size}, count=alone, variant="copy")
         for way, size in (("all_gather", weights * (cast + 2 * HALF)), ("reduce_scatter", trained * cast))
     ]
 

@@ -34,7 +34,7 @@ class SlowestStage:
     has_embedding: np.ndarray
     has_head: np.ndarray
 
-    def take(self, index: np.ndarray) -> SlowestStage:
+    def take(self, index: np.ndarray | int) -> SlowestStage:
         return SlowestStage(self.layers[:, index], self.recomputed[:, index], self.has_embedding[index], self.has_head[index])
 
 

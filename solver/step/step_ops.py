@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.program import MEMORY_BOUND, OTHERS, Op, message
+from solver.layers.program import MEMORY_BOUND, ONCE_PER_STEP, OTHERS, Op, message
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Placement, placement
 from solver.spec.precision import MOMENTS
@@ -125,7 +125,7 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
 
     def kernel(what: str, module: str, size: float, there: bool, variant: str) -> Op:
         dims = {"bytes": group.elements * size * there}
-        return Op(what, module, MEMORY_BOUND, "step", dims, count=float(there), variant=variant)
+        return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=float(there), variant=variant)
 
     cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
     return [
@@ -144,8 +144,8 @@ def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> li
     return [
         *optimizer_ops(problem, f"optimizer.{kind}", owned),
         *(gradient_ops(problem, owned) if kind == "shard" else []),
-        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", {"bytes": owned * here * moved}, variant="adam"),
-        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
+        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, ONCE_PER_STEP, {"bytes": owned * here * moved}, variant="adam"),
+        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, ONCE_PER_STEP, passes, variant="residual",
            count=float(sync.gradient_passes > 0)),
     ]  # fmt: skip
 
@@ -187,8 +187,8 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)
     return [
-        Op("send_recv", "pipeline", "p2p", "step", message(whole // np.where(apart, splits.tp, 1), place), "pp"),
-        Op("send_recv", "pipeline", "all_gather", "step", message(whole, tensor), "pp", count=gathers),
+        Op("send_recv", "pipeline", "p2p", ONCE_PER_STEP, message(whole // np.where(apart, splits.tp, 1), place), "pp"),
+        Op("send_recv", "pipeline", "all_gather", ONCE_PER_STEP, message(whole, tensor), "pp", count=gathers),
     ]
 
 
@@ -216,7 +216,9 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
 def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.ndarray | float = 1.0) -> Op:
     """Return an op that sends ``size`` bytes in ``count`` equal messages, one after the other."""
     ranks = place.intra * place.inter
-    return Op(name, "data parallel", op, "step", message(size / count, place), "dp", count=np.where(ranks > 1, count, 0.0))
+    return Op(
+        name, "data parallel", op, ONCE_PER_STEP, message(size / count, place), "dp", count=np.where(ranks > 1, count, 0.0)
+    )
 
 
 def group_ops(
@@ -246,7 +248,7 @@ def copy_ops(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
     if not np.any(size):
         return []
     there = np.where(group.size > 1, 1.0, 0.0)
-    return [Op(name, "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=there, variant="copy")]
+    return [Op(name, "data parallel", MEMORY_BOUND, ONCE_PER_STEP, {"bytes": size}, count=there, variant="copy")]
 
 
 def gather_ops(
