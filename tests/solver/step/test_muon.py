@@ -14,7 +14,7 @@ from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
-from solver.step.muon import query_key_value
+from solver.step.muon import muon_ops, query_key_value
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -151,3 +151,20 @@ def test_queries_keys_and_values_are_orthogonalised_apart(gate: bool) -> None:
     rows = np.array([(64 * (1 + gate) + 16) * 128 // 4])
     (queries, one), (others, two) = query_key_value(TINY.replace(**heads, attention_gate=gate), rows)
     assert (int(queries[0]), one, int(others[0]), two) == (64 * (1 + gate) * 128 // 4, 1, 8 * 128 // 4, 2)
+
+
+def test_the_layer_of_multi_token_prediction_has_the_same_matrices() -> None:
+    # beside the two layers a third, and the projection of both halves (64 of 2 x 64)
+    def flops(predicted: int) -> float:
+        model = TINY.replace(num_nextn_predict_layers=predicted)
+        one = make_problem(model, 1, toy_cost(), 512, framework="megatron-core", optimizer="muon", overlap_grad_reduce=False,
+                           overlap_param_gather=False)  # fmt: skip
+        found = estimate_layouts(one, Layouts.of([one.run]))
+        ops = muon_ops(one, found.table, found.terms.key, found.layouts.splits)
+        return sum(
+            float((2.0 * op.dims["m"] * op.dims["n"] * op.dims["k"] * op.count)[0])
+            for op in ops
+            if op.name == "optimizer.whole"
+        )
+
+    assert flops(0) == pytest.approx(2 * ONE_LAYER) and flops(1) - flops(0) == pytest.approx(ONE_LAYER + products(64, 128))
