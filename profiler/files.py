@@ -66,6 +66,26 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file, which is made and, if still empty, removed again. Raises InputError while another process holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write there: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path}: another process is writing it; wait for it or name another output") from None
+        try:
+            yield
+        finally:
+            if path.is_file() and not path.stat().st_size:
+                path.unlink()
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a complete line or nothing, after a last line that is one; do not repeat a line that the file already ends with.
 

@@ -9,8 +9,11 @@ from typing import Any
 from profiler.errors import InputError
 
 
-def read_text(path: Path, what: str, most_bytes: int) -> str:
-    """Return the text of a regular UTF-8 file. what: what the file should be, as messages name it. Raises InputError."""
+def read_text(path: Path, what: str, most_bytes: int, *, replacing: bool = False) -> str:
+    """Return the text of a regular UTF-8 file. what: what the file should be, as messages name it. Raises InputError.
+
+    replacing: bytes that are not UTF-8 become replacement characters: a log has many writers, of which one may write others.
+    """
     try:
         if path.is_dir():
             raise InputError(f"{path}: a folder, not {what}")
@@ -20,7 +23,7 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             raise InputError(f"{path}: larger than {most_bytes >> 20} MiB, so hardly {what}")
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig", errors="replace" if replacing else "strict")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it should be {what}") from None
     except UnicodeDecodeError as error:

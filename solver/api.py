@@ -21,7 +21,7 @@ from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device, Profile
 from profiler.profile.profiles import PROF_DATA, profile_of
 from profiler.profile.profiles import as_device as rescaled
-from solver.formats.config_file import RunConfig, load_cluster, load_run_config
+from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
@@ -56,14 +56,16 @@ def load_problem(
     approximate: bool = False,
     **constants: Any,
 ) -> Problem:
-    """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
+    """Return a Problem from a config: its model and the constants of its run, on ``world_size`` accelerators.
 
+    config: a file as of --config, the name of a shipped one as of --model_size, or what load_run_config returned.
     profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. as_device: a
     device of configs/devices, or a device file, to which it is rescaled. cluster: a name
     under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
     Strategy fields that all layouts share. seq_len: may be beyond a rotary model's positions, which are then as many.
     """
-    run_config = config if isinstance(config, RunConfig) else load_run_config(config, world_size)
+    world_size = whole_number("world_size", world_size)
+    run_config = config if isinstance(config, RunConfig) else load_run_config(named_file(config), world_size)
     model = without_soft_caps(run_config.model) if approximate else run_config.model
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
     varied = [key for key in constants if key in AXES]
@@ -91,6 +93,13 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(model, run, place, cost)
+
+
+def named_file(config: str | Path) -> Path:
+    """Return the file of a config, or of a shipped one's name. Raises InputError for a name that none has."""
+    if not isinstance(config, str | Path):
+        raise InputError(f"a config is {shown(config)}; it must be a file, a shipped model's name, or a RunConfig")
+    return Path(config) if isinstance(config, Path) or Path(config).suffix else find_model(config)
 
 
 def chosen_profile(

@@ -141,7 +141,7 @@ def _config_of(args: argparse.Namespace) -> RunConfig | None:
         return None
     if is_trace(args.log):
         raise InputError(f"{args.log} is a trace, which does not say what was run: give --config and --world_size")
-    text = read_text(args.log, "a log", _MOST_BYTES)
+    text = read_text(args.log, "a log", _MOST_BYTES, replacing=True)
     configuration = printed(text)
     if configuration is not None:
         source = Source(args.log, configuration, lambda _: None, args.world_size or 0)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from profiler.errors import InputError
-from profiler.files import replacing, write_text
+from profiler.files import locked, replacing, write_text
 from profiler.profile.profiles import DEFAULT_PROFILE
 from solver.formats.config_file import CONFIG_ENDINGS, find_model
 from solver.options.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
@@ -63,9 +63,14 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
 def sweep_all(args: argparse.Namespace, console: Console) -> None:
     """Price every combination, write the table, and print its best rows; a killed sweep goes on where it was."""
     asked, options = _asked(args), _options(args)
-    journal = args.output.with_name(args.output.name + ".partial")
     if args.output.suffix == ".parquet":
         _pandas()
+    journal = args.output.with_name(args.output.name + ".partial")
+    with locked(journal):
+        _sweep(args, asked, options, journal, console)
+
+
+def _sweep(args: argparse.Namespace, asked: list[Point], options: Options, journal: Path, console: Console) -> None:
     try:
         with progress_bar("pricing problems") as report:
             rows = sweep(asked, options, journal, jobs=args.jobs, scheduler=args.scheduler, progress=report)

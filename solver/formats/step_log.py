@@ -117,7 +117,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
 
     Raises InputError for a file that holds nothing of what is read, and for the log of another run.
     """
-    text = read_text(path, "a log or a JSON object", _MOST_BYTES)
+    text = read_text(path, "a log or a JSON object", _MOST_BYTES, replacing=True)
     if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
         return _from_json(text, path)
     text = jobs_in(text)[-1]

@@ -18,7 +18,7 @@ from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import errors_of, normal_cdf, own_stds
 from solver.report.words import PART_NAMES, between, seconds, token_rate
 from solver.step.memory import AT_RISK, MEMORY_PARTS, OUT_OF_MEMORY
-from solver.step.per_stage import memory_of_stages
+from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
 _SAME = 5e-4  #: smaller changes are printed as 0.0%
@@ -48,6 +48,15 @@ class Side:
             f"{p.model.name}, sequences of {p.run.seq_len}, {self.solutions.tokens[0]:,.0f} tokens a step, {p.run.precision}, "
             f"{p.run.framework}, {p.run.world_size} x {p.cost.device.name}, {describe(self.solutions, 0)}"
         )
+
+    def tokens(self) -> str:
+        """Return the tokens of a step."""
+        return f"{self.solutions.tokens[0]:,.0f}"
+
+    def slowest(self) -> str:
+        """Return which pipeline stage is the slowest, of how many."""
+        stages = int(self.solutions.layouts.strategy(0, self.solutions.problem.run).pp)
+        return f"{slowest_stage(self.solutions, 0) + 1} of {stages}" if stages > 1 else ""
 
     def stages(self) -> str:
         """Return the memory of each pipeline stage."""
@@ -116,8 +125,12 @@ def comparison_table(sides: Sequence[Side]) -> Table:
         ("90% interval", lambda side: between(side.why.interval, side.why.seconds, "-")),
         ("MFU", lambda side: f"{side.solutions.mfu[0]:.1%}"),
     )
+    if len({side.tokens() for side in sides}) > 1:
+        table.add_row("tokens a step", *(side.tokens() for side in sides))
     for name, text in rows:
         table.add_row(name, *map(text, sides), end_section=name == "MFU")
+    if any(side.slowest() for side in sides):
+        table.add_row("slowest stage", *(side.slowest() for side in sides))
     parts = [side.why.by_part() for side in sides]
     used = [part for part in PART_NAMES if any(found[part] for found in parts)]
     for part in used:

@@ -43,13 +43,17 @@ def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, b
     """Return how probable it is that a training meets the deadline, and which is the cheapest that almost surely does."""
     if days is None:
         return ""
-    low, middle, high = chosen.days
-    spread = math.log(high / low) / (2 * Z90)
-    said = f" It meets {days:g} days with {min(float(normal_cdf(math.log(days / middle) / spread)), 0.999):.0%} probability"
+    said = f" It meets {days:g} days with {_probability(chosen, days):.0%} probability"
     sure = cheapest([one for one in found if one.days[2] <= days], days, budget)
     if sure is None or sure is chosen:
         return f"{said}."
     return f"{said}; the cheapest of those that do with 95%: {_in_words(sure)}."
+
+
+def _probability(one: Training, days: float) -> float:
+    """Return how probable it is that a training takes no more than ``days``; never certain."""
+    low, middle, high = one.days
+    return min(float(normal_cdf(math.log(days / middle) / (math.log(high / low) / (2 * Z90)))), 0.999)
 
 
 def _in_words(one: Training) -> str:
@@ -76,16 +80,11 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
         best = min(found, key=lambda one: one.days[1])
         return f"{days:g} days are not met by any of these: {best.world_size} GPUs take {rounded(best.days[1])} days."
     sure = next((one for one in found if one.days[2] <= days), None)
-    more = (
-        f"; {sure.world_size} to be 95% sure"
-        if sure and sure is not enough
-        else ", with at least 95% probability"
-        if sure
-        else ""
-    )
+    more = f"; {sure.world_size} to be 95% sure" if sure and sure is not enough else ""
     low, middle, high = enough.days
     spread = f"{rounded(middle)} days ({rounded(low)} to {rounded(high)} with 90% probability)"
-    return f"{enough.world_size} GPUs, the fewest of those tried, meet {days:g} days: {spread}{more}{_at_risk(enough)}."
+    met = f"meet {days:g} days with {_probability(enough, days):.0%} probability"
+    return f"{enough.world_size} GPUs, the fewest of those tried, {met}: {spread}{more}{_at_risk(enough)}."
 
 
 def plan_table(found: Sequence[Training]) -> Table:

@@ -14,7 +14,7 @@ from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
 from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
-from solver.spec.run_rules import modules_of, offload_broken
+from solver.spec.run_rules import check_run, modules_of, offload_broken
 from solver.spec.strategy import Strategy
 from solver.step.memory import FITS
 from solver.step.problem import Problem
@@ -201,6 +201,7 @@ def search_variants(
 
     Raises InputError where no combination has a layout that fits.
     """
+    check_run(problem.framework, problem.model, problem.run)
     found: list[Variant] = []
     fastest: SearchResult | None = None
     combined = variants_of(problem, axes)

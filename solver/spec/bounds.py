@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 from profiler.errors import InputError, shown
 
@@ -63,9 +64,10 @@ NUMBERS = {
 def whole_number(name: str, value: Any) -> int:
     """Return ``value`` if it is a whole number within the bounds of ``name``; else raise InputError."""
     least, most = WHOLE_NUMBERS[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    whole = operator.index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else None
+    if whole is None or not least <= whole <= most:
         raise InputError(f"{name} is {shown(value)}; it must be a whole number of at least {least} and at most {most}")
-    return value
+    return whole
 
 
 def number(name: str, value: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -25,6 +26,19 @@ def test_numbers_are_those_of_a_search(answer: Answer) -> None:
     assert answer.interval == explain(best, 0).interval and answer.memory_bytes == float(best.memory.device[0])
     assert answer.layout == best.layouts.strategy(0, problem.run) and answer.fits == (best.verdict(0) == "FITS")
     assert answer.layout.tp * answer.layout.cp * answer.layout.pp * answer.layout.dp == 64
+
+
+def test_names_files_and_numbers_of_numpy_are_as_good(answer: Answer) -> None:
+    problem = load_problem("llama3_8b", np.int64(64), framework="megatron-core")
+    assert problem.model == load_problem("configs/models/llama3_8b.json", 64, framework="megatron-core").model
+    assert problem.run.world_size == 64 and type(problem.run.world_size) is int
+    assert float(search(problem, np.int32(256), 1).best.tgs[0]) == answer.tgs
+    with pytest.raises(InputError, match="no model is called 'llama3_8c'"):
+        load_problem("llama3_8c", 64)
+    with pytest.raises(InputError, match="a config is .* it must be a file, a shipped model's name, or a RunConfig"):
+        load_problem({"hidden_size": 64}, 64)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="world_size is 8.0; it must be a whole number"):
+        load_problem("llama3_8b", 8.0)  # type: ignore[arg-type]
 
 
 def test_tables(answer: Answer) -> None:

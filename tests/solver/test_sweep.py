@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import InputError
+from profiler.files import locked
 from solver import load_problem, search
 from solver.commands.console import main
 from solver.formats.model_file import CONFIGS
@@ -70,6 +71,13 @@ def test_a_sweep_without_any_layout_fails_and_leaves_the_last_table(tmp_path: Pa
     assert f"no problem has a layout, so that {out} is left as it is: none of " in said.err
     assert "layouts of llama3_405b fits on 1 GPU: the smallest needs" in said.err
     assert "llama3_405b" in said.out and out.read_text() == "what was there" and list(tmp_path.iterdir()) == [out]
+
+
+def test_of_two_sweeps_of_one_table_the_second_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.csv"
+    with locked(tmp_path / "out.csv.partial"):
+        assert main(["sweep", str(out), *WORDS, "--jobs", "1"]) == 2
+    assert "out.csv.partial: another process is writing it" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_two_processes_write_the_same_table(alone: bytes, tmp_path: Path) -> None:

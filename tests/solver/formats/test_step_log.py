@@ -195,6 +195,12 @@ def test_long_lines_are_read_in_no_time() -> None:
     assert time.perf_counter() - start < 10.0
 
 
+def test_a_line_in_another_encoding_hides_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_bytes(("elapsed time per iteration (ms): 512.5\n" * 20).encode() + "Größe\n".encode("latin-1"))
+    assert read_observation(path, ONE, "h100_sxm").steps.tolist() == [0.5125] * 15
+
+
 def test_lines_of_validation_are_no_steps(tmp_path: Path) -> None:
     lines = [f"[titan] step: {i}  loss: 7.9  memory: 45.12GiB(57.05%)  tps: 4,096\n[titan] validate step: {i}  loss: 8.0  "
              f"memory: 47.00GiB(59.40%)  tps: 18,000" for i in range(1, 21)]  # fmt: skip

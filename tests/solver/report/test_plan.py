@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import norm
 from toy import make_problem
 
 from predictor.cost_model import CostModel
@@ -159,7 +160,13 @@ def test_the_answer_in_words(offers: list[Training]) -> None:
     assert answer(offers, None, 62_100).startswith("Fastest within a budget of 62,100: 256 x slow, 10.1 days")
     assert answer(offers, 4, None).startswith("Nothing within 4 days. Fastest: 256 x fast")
     assert answer(offers, None, 10).startswith("Nothing within a budget of 10. Cheapest: 64 x slow, 40 days")
-    assert answer(offers[:3], 25, None).startswith("128 GPUs, the fewest of those tried, meet 25 days: 20 days")
+    # log-normal: ln(25 / 20) over the standard deviation of which 1.645 lie between the middle and the end of the interval
+    low, middle, high = offers[1].days
+    sure = float(norm.cdf(math.log(25 / middle) / (math.log(high / low) / 2 / 1.6448536)))
+    said = answer(offers[:3], 25, None)
+    assert said.startswith(
+        f"128 GPUs, the fewest of those tried, meet 25 days with {min(sure, 0.999):.0%} probability: 20 days"
+    )
 
 
 def test_a_layout_that_may_not_fit_is_told(h100_model: CostModel) -> None:

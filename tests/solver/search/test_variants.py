@@ -104,6 +104,12 @@ def test_graphs_of_whole_layers_do_not_hold_experts_whose_rows_the_host_reads(h1
     assert graphs is None and "cuda_graphs of whole layers leaves out that no CUDA graph holds dropless experts" in reason
 
 
+def test_a_run_that_is_none_is_refused_whatever_else_is_tried(h100_model: CostModel) -> None:
+    run = make_problem(DENSE, 8, h100_model, 8192, framework="megatron-core", recompute_modules="layernorm")
+    with pytest.raises(InputError, match="has no layernorm to recompute"):
+        search_variants(run, 64, {"recompute_modules": ()})
+
+
 def test_nothing_that_fits_is_an_error(h100_model: CostModel) -> None:
     small = cluster_of(DEVICES["h100_sxm"], {"memory_gib": 3})
     with pytest.raises(InputError, match="fits on 8 GPUs: the smallest needs"):
