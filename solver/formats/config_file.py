@@ -75,7 +75,8 @@ def _read(path: Path, world: int, vocab_size: int, variables: Mapping[str, str])
         if os.path.isdir(path):  # pathlib's raises for a name that is too long
             raise InputError(f"{path} is a folder; a configuration is one file, as {path}/config.json")
         endings = ", ".join(_READERS)
-        raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
+        log = "; foretrain import and foretrain health read logs" if path.suffix in (".log", ".txt", ".out") else ""
+        raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md){log}")
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path), world, vocab_size, variables)
     source.check_variables()
@@ -84,6 +85,8 @@ def _read(path: Path, world: int, vocab_size: int, variables: Mapping[str, str])
             raise InputError(f"{path} is empty")
         return run_config_of(source, read_source(source))
     plain = json_object(text, path)
+    if {"log_factors", "covariance"} <= plain.keys():
+        raise InputError(f"{path}: factors that foretrain learn wrote, and no configuration; give them to --learned")
     if "model" in plain:
         return _case_like(plain, path)
     if is_deepspeed(plain) or is_strategy(plain):

@@ -22,7 +22,7 @@ from solver.api import chosen_profile, load_problem
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.options.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
-from solver.options.notes import config_notes, profile_notes
+from solver.options.notes import cluster_notes, config_notes, profile_notes
 from solver.search.fixed import parse_constants
 from solver.search.space import OF_ONE_LAYOUT
 from solver.step.problem import Problem
@@ -49,7 +49,8 @@ class Inputs:
         of = problem or self.problem
         left_out = f"left out of the estimate: {'; '.join(of.left_out)}" if of.left_out else ""
         of_config = config_notes(self.config, of, stated, self.takes_gpus)
-        found = (left_out, *profile_notes(self.profile), self.network, *of.as_found, *lines, *of_config)
+        machine = (*profile_notes(self.profile), *cluster_notes(of.cluster, of.cost.device), self.network, *of.as_found)
+        found = (left_out, *machine, *lines, *of_config)
         return "\n".join(filter(None, found))
 
     def for_search(self, varied: Collection[str] | None = None) -> Inputs:

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS
 from profiler.errors import printable
-from profiler.profile.profile import QUICK, Profile
+from profiler.profile.profile import GBIT, GIB, QUICK, Device, Profile
 from solver.api import DEFAULT_FRAMEWORK, of_another_framework
 from solver.formats.config_file import RunConfig
+from solver.spec.cluster import Cluster
 from solver.spec.idle import idle_settings
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 _FITTED = {"linear": "GEMMs", "flash_attn": "attention kernels"}  #: kernels that have a physical model, by table
+#: Times of the device's own network (or of the widest NIC of today) and memory beyond which figures are hardly a GPU's.
+_WIDEST, _USUAL_NIC, _ROOMIEST = 2.5, 800 * GBIT, 1.5
 _SHOWN_KEYS = 6  #: names of keys in a note
 _OF_BATCH = ("micro_batch_size", "recompute")  #: axes of a layout that a config may leave to what starts it
 _SAID = ("zero", "grad_dtype", "framework", "precision")  #: what reports say elsewhere, or vary
@@ -31,6 +34,18 @@ def profile_notes(profile: Profile) -> Iterator[str]:
                 f"the profile holds {count} {kernels}: their times rest on the device's peak rates and usual constants, "
                 f"which {ROWS_FOR_PHYSICS} or more would be fitted to"
             )
+
+
+def cluster_notes(cluster: Cluster, device: Device) -> Iterator[str]:
+    """Yield which figures of a cluster look like those of a whole node: they are of one GPU."""
+    if cluster.network_bandwidth > _WIDEST * max(device.network_bandwidth, _USUAL_NIC):
+        stated, node = cluster.network_bandwidth / GBIT, cluster.network_bandwidth / GBIT / cluster.gpus_per_node
+        yield (f"inter_node_gbit_per_gpu {stated:,.4g} is taken as each GPU's; if a node has as much, state {node:,.4g}")
+    if cluster.memory_bytes > _ROOMIEST * device.memory_bytes:
+        yield (
+            f"memory of {cluster.memory_bytes / GIB:,.1f} GiB is taken as each GPU's, of which a {device.name} has "
+            f"{device.memory_bytes / GIB:.1f}"
+        )
 
 
 def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_gpus: bool) -> Iterator[str]:
