@@ -110,8 +110,8 @@ def page(rows: list[list[str]]) -> str:
         "**DeepSeek-V3.** Theirs is predicted not to fit, which it did: of what it does to save",
         "memory (section 3.2.3 of its report) a part is described. The best layout found shards weights (ZeRO-3) instead of",
         "having a pipeline: most of the all-gathers hide under compute.\n",
-        "**Qwen3-235B.** The best layout found has context for tensor parallelism, and more",
-        "chunks a stage.\n",
+        "**Qwen3-235B.** The best layout found has context parallelism instead of tensor",
+        "parallelism, and more chunks per stage.\n",
     ])  # fmt: skip
 
 

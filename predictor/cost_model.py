@@ -49,7 +49,8 @@ HOST_STD = 0.3
 
 @dataclass(frozen=True)
 class CostModel:
-    """The fits of one device. The methods for ops are vectorised and return an Estimate.
+    """The cost model of one device: a method for each kind of op, of arrays of shapes, which returns an Estimate (seconds,
+    uncertainty, basis), and methods that return the same device under other conditions (with_..., for_world).
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.

@@ -43,13 +43,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search with what one does with it; seconds and bytes. It shows itself in a terminal and in a notebook."""
+    """The result of a search: the best layout, its speed and memory (seconds, bytes), methods to explain, draw and export.
+
+    It prints itself as a report in a terminal and in a notebook.
+    """
 
     result: SearchResult
     said: str  #: what the profile is
 
     @property
     def best(self) -> Solutions:
+        """The best layouts with their times and memory, the fastest first."""
         return self.result.best
 
     @property

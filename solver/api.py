@@ -58,11 +58,12 @@ def load_problem(
 ) -> Problem:
     """Return a Problem from a config: its model and the constants of its run, on ``world_size`` accelerators.
 
-    config: a file as of --config, the name of a shipped one as of --model_size, or what load_run_config returned.
-    profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. as_device: a
-    device of configs/devices, or a device file, to which it is rescaled. cluster: a name
-    under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
-    Strategy fields that all layouts share. seq_len: may be beyond a rotary model's positions, which are then as many.
+    config: a file of any format that --config reads, a shipped name as of --model_size, or a RunConfig. profile: a shipped
+    profile's name, "data" for this machine's own measurements, a Profile, or None for the shipped default. as_device: a device of configs/devices, or a device
+    file, to which the profile is rescaled. cluster: a name under configs/clusters or a file, or a mapping of its keys.
+    seq_len: tokens of a sequence; a model with rotary embedding may be trained beyond the positions that it states.
+    approximate: leave out the model's soft caps instead of refusing the model. constants: further Strategy fields
+    (docs/settings.md) that all layouts share, such as precision. Raises InputError for input that cannot be used.
     """
     world_size = whole_number("world_size", world_size)
     run_config = config if isinstance(config, RunConfig) else load_run_config(named_file(config), world_size)

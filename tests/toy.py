@@ -102,11 +102,11 @@ def make_problem(
 
 
 def layer_keys(
-    mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1, ep: Any = 1, etp: Any = 1
+    mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1, ep: Any = 1, etp: Any = 1, split: Any = 0
 ) -> LayerKeys:
     """Return the layer keys of one mode; arguments broadcast."""
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp,
-                                                                         ep, etp, micro_batch_size)))  # fmt: skip
+                                                                         ep, etp, micro_batch_size, split)))  # fmt: skip
     return LayerKeys(*(column.astype(np.int64) for column in columns))
 
 

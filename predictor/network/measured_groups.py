@@ -13,6 +13,7 @@ from profiler.profile.profile import Profile, Table
 
 #: Standard deviation of log time of a measured group: what two nodes or two runs of one cluster differ by (as inside a node).
 MEASURED_STD = 0.05
+_OWN_LOGS = "to use your own: foretrain measure --import-nccl-tests LOG..."
 
 
 @dataclass(frozen=True)
@@ -113,5 +114,5 @@ def describe_network(profile: Profile) -> str:
         how = "fitted to" if len(kinds) > 1 else "one efficiency and one latency fitted to"
         return f"network between nodes: {how} this profile's own measurements of {shapes} ranks; those are used as measured"
     if profile.laws.get("inter_node"):
-        return "network between nodes: fitted to published logs of other clusters; your own: --import-nccl-tests"
-    return "network between nodes: nominal bandwidth and usual efficiency, nothing was measured; your own: --import-nccl-tests"
+        return f"network between nodes: fitted to published logs of other clusters; {_OWN_LOGS}"
+    return f"network between nodes: nominal bandwidth and usual efficiency, nothing was measured; {_OWN_LOGS}"

@@ -205,7 +205,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Derivation:
-    """A device that was not measured: whose measurements are rescaled, and by what beside the datasheets.
+    """How the profile of a device that was not measured is derived: from whose measurements, and by which factors.
 
     kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. similarity:
     what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the

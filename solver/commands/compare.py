@@ -42,8 +42,8 @@ def add_compare_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a comparison."""
     p.add_argument(
         "sides", nargs="+", metavar="SIDE",
-        help=f"2 to {_MOST}, each with what it has otherwise than the options say: a config file, or NAME=VALUE,... of "
-        f"{', '.join(_OPTIONS)}, an axis of a layout or a constant of a run; {_AS_STATED} for the options as they are",
+        help=f"2 to {_MOST} sides, each stating how it differs from the options: a config file, or NAME=VALUE,... of "
+        f"{', '.join(_OPTIONS)}, an axis of a layout or a constant of a run; {_AS_STATED} means no difference",
     )  # fmt: skip
     add_machine_arguments(p)
     add_world_size_argument(p)
@@ -140,7 +140,7 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     unknown = next((name for name in said if name not in Strategy.__dataclass_fields__), None)
     if unknown is not None:
         words, meant = ", ".join((*_OPTIONS, *AXES)), closest(unknown.lower(), (*_OPTIONS, *Strategy.__dataclass_fields__))
-        raise InputError(f"{printable(unknown)}{meant} is none of {words}, and no constant of a run, as --set has them")
+        raise InputError(f"{printable(unknown)}{meant} is none of {words}, nor a constant of a run (docs/settings.md)")
     constants = (parse_constants(args.set) if args.set else {}) | said
     options.set = ",".join(f"{name}={value}" for name, value in constants.items())
     return options, axes

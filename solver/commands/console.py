@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands but ``measure``, whose options are those of gen_profiler_data.py."""
     p = ArgumentParser(
         prog="foretrain",
-        description="Predict which parallel layout trains a language model fastest, how fast, if it fits, how sure, and why.",
+        description="Predict which parallel layout trains a language model fastest, how fast, whether it fits, how sure, why.",
         epilog=overview(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -74,7 +74,7 @@ def add_export_arguments(p: argparse.ArgumentParser) -> None:
     add_machine_arguments(p)
     add_world_size_argument(p)
     p.add_argument("--best", dest="run_all_solu", action="store_true", help="the best layout instead of the config's own")
-    p.add_argument("--fix", metavar="AXIS=VALUE,...", help="of the layouts with these the best")
+    p.add_argument("--fix", metavar="AXIS=VALUE,...", help="with --best: only layouts with these values")
     p.add_argument("--balance", action="store_true", help="assign the layers to the stages one by one")
     p.set_defaults(
         validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
@@ -95,17 +95,17 @@ _QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
 }  # fmt: skip
 #: Commands with arguments of their own: what they do, and what adds their arguments.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "plan": ("tokens and a deadline: GPUs, days, GPU-hours, money, energy", add_plan_arguments),
+    "plan": ("how many GPUs, days, GPU-hours, how much money and energy a number of tokens takes", add_plan_arguments),
     "compare": ("layouts, devices, clusters or configs side by side, part by part", add_compare_arguments),
     "fit": (
         "largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next", add_fit_arguments,
     ),
-    "explain": ("why a layout, what is next to it, how sure that is, what measurement would tell", add_explain_arguments),
+    "explain": ("why this layout: rivals, neighbours, uncertainty, which measurement would decide", add_explain_arguments),
     "sweep": (
         "models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster", add_sweep_arguments,
     ),
-    "import": ("a job's log: beside its prediction, what its settings cost, and as a measured run", add_import_arguments),
-    "health": ("a job's log beside its prediction: what differs", add_health_arguments),
+    "import": ("compare a job's log with its prediction, say what its settings cost, keep it as a run", add_import_arguments),
+    "health": ("compare a job's log with its prediction: what differs", add_health_arguments),
     "export": ("the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ...", add_export_arguments),
     "learn": ("calibrate predictions to measured runs of your machine: a file for --learned", add_learn_arguments),
     "validate": ("predict measured runs and print the errors", add_validate_arguments),

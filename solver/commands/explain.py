@@ -112,7 +112,7 @@ def _ops_table(why: Explanation) -> Table:
     table = Table(title="Longest ops, exposed on the slowest stage", title_justify="left")
     for name in ("time", "share", "uncertainty"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("op", "module", "number is"):
+    for name in ("op", "module", "basis"):
         table.add_column(name)
     lines = sorted(why.lines, key=lambda line: -line.seconds)[:_OPS]
     for line in lines:
@@ -126,7 +126,7 @@ def _rivals_table(decision: Decision) -> Table:
     """Return the layout and the best ones of other sizes, with their chances of being the fastest."""
     rivals = decision.rivals
     table = Table(title="Best layouts of other sizes", title_justify="left")
-    for name in ("step", "beside", "GiB", "is the fastest with"):
+    for name in ("step", "vs. the first", "GiB", "is fastest with"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout")
     times = rivals.times.seconds
@@ -150,11 +150,11 @@ def _steps_table(around: Neighbourhood) -> Table:
 
 
 def _sensitivity_table(decision: Decision) -> Table:
-    table = Table(title="What the numbers that this stands on decide", title_justify="left")
-    table.add_column("numbers")
-    for name in ("time", "uncertainty", "step if one deviation slower"):
+    table = Table(title="What the uncertainty of each kind of time decides", title_justify="left")
+    table.add_column("kind of time")
+    for name in ("time", "uncertainty", "step if one standard deviation slower"):
         table.add_column(name, justify="right")
-    table.add_column("another layout wins if they are")
+    table.add_column("another layout wins if it is")
     for row in decision.rows:
         turn = ""
         if row.deviations is not None and row.rival is not None:
@@ -174,8 +174,8 @@ def _what_would_decide(decision: Decision) -> str:
         return f"Most would be decided by {MEASUREMENTS[best.kind][0]}: {MEASUREMENTS[best.kind][1]}."
     largest = decision.rows[0]
     return (
-        "No single kind of number, off by one deviation, would make another size of layout win; the step time itself rests "
-        f"most on {MEASUREMENTS[largest.kind][0]}: {MEASUREMENTS[largest.kind][1]}."
+        "No single kind of time, wrong by one standard deviation, would make a layout of other sizes win; the step time "
+        f"itself depends most on {MEASUREMENTS[largest.kind][0]}: {MEASUREMENTS[largest.kind][1]}."
     )
 
 

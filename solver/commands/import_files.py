@@ -76,7 +76,7 @@ def add_learn_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of learning."""
     p.add_argument("runs", type=Path, nargs="+", metavar="RUNS.jsonl", help="measured runs of one machine, framework and "
                    "precision (docs/cases.md)")  # fmt: skip
-    p.add_argument("--output", type=Path, required=True, metavar="OUT.json", help="for --learned of the other commands")
+    p.add_argument("--output", type=Path, required=True, metavar="OUT.json", help="factors, for --learned of other commands")
 
 
 def import_log(args: argparse.Namespace, console: Console) -> None:
@@ -91,8 +91,8 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
         check_statements(trace.states, args.log, layout, inputs.profile.name)
     if args.runs and not {"micro_batch_size", "num_micro_batches", "dp", "tp", "zero"} & config.layout.keys():
         raise InputError(
-            f"{config.source or config.name} states no layout, so that the run's is not known: give its own --config to keep "
-            "it in --runs"
+            f"{config.source or config.name} states no layout, so the layout of the run is unknown; give the run's own "
+            "--config to keep it in --runs"
         )
     observed = Observation(trace.steps) if trace is not None else read_observation(args.log, layout, inputs.profile.name)
     run, findings = problem.run, health(solutions, 0, observed)

@@ -125,7 +125,7 @@ def _own_layout(inputs: Inputs, result: SearchResult, sequences: int) -> str:
     change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
     if change > -_WORTH or found.verdict(0) == OUT_OF_MEMORY:
         return ""
-    return f"The config's own layout is faster ({change:+.1%} time): {_described(found, 0)}"
+    return f"The config's own layout is faster (its step is {-change:.1%} shorter): {_described(found, 0)}"
 
 
 def _with_overlap(result: SearchResult, sequences: int) -> str:
@@ -142,13 +142,13 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
     change = float(best.times.seconds[0] / result.best.times.seconds[0]) - 1
     if change > -_WORTH:
         return ""
-    return f"With --set tp_comm_overlap=true {change:+.1%} time: {_described(best, 0)}"
+    return f"With --set tp_comm_overlap=true the step is {-change:.1%} shorter: {_described(best, 0)}"
 
 
 def _with_settings(result: SearchResult) -> list[str]:
     """Say what other settings would bring to the layouts that the search kept, where it is much."""
     return [
-        f"With --set {hint.setting} {hint.change:+.1%} time or better: {_described(hint.solutions, hint.index)}"
+        f"With --set {hint.setting} the step is at least {-hint.change:.1%} shorter: {_described(hint.solutions, hint.index)}"
         for hint in faster_settings(result, _WORTH)
     ]
 
@@ -165,7 +165,9 @@ def _with_balance(result: SearchResult) -> str:
     except InputError:  # one stage, or none that the framework would assign so
         return ""
     change = float(found.times.seconds[0] / result.best.times.seconds[0]) - 1
-    return f"With --balance {change:+.1%} time: {describe(found, 0)}, {found.verdict(0)}" if change <= -_WORTH else ""
+    if change > -_WORTH:
+        return ""
+    return f"With --balance the step is {-change:.1%} shorter: {describe(found, 0)}, {found.verdict(0)}"
 
 
 def _balance_line(result: SearchResult, chosen: Balanced) -> str:
@@ -174,7 +176,7 @@ def _balance_line(result: SearchResult, chosen: Balanced) -> str:
     if change > -LEAST_CHANGE:
         return ""
     found = _described(chosen.solutions, 0)
-    return f"Layers assigned to stages (--balance, below; --export writes it) {change:+.1%} time: {found}"
+    return f"With layers assigned to stages (--balance, below; --export writes it) the step is {-change:.1%} shorter: {found}"
 
 
 def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> Strategy:

@@ -43,6 +43,8 @@ def _split_copies(shapes: Shapes) -> list[Op]:
     gradients of all three are joined. Source: Megatron-Core's attention.py (get_query_key_value_tensors), Transformer Engine's
     SplitAlongDim.backward and get_qkv_layout.
     """
+    if shapes.framework.kernels.splits_groups and shapes.model.num_attention_heads > shapes.model.num_key_value_heads:
+        return _copies_of_groups(shapes)
     if not shapes.framework.kernels.splits_interleaved:
         return []
     d, twice = shapes.model.head_dim, 2.0 * shapes.element
@@ -52,6 +54,18 @@ def _split_copies(shapes: Shapes) -> list[Op]:
     return [
         *memory_bound("qkv.split", ATTENTION, "copy", forward, twice, 0.0),
         *memory_bound("qkv.join", ATTENTION, "copy", backward, 0.0, twice),
+    ]
+
+
+def _copies_of_groups(shapes: Shapes) -> list[Op]:
+    """Copies around slices of one tensor of grouped queries. Forward: of the queries, and of keys joined with values; backward
+    each of three slices makes a zeroed gradient of the whole and copies its part there, and the three are added. Source:
+    InternEvo's modules/mha.py (GQA) and modeling_internlm2.py (_packed_forward)."""
+    e, d = shapes.element, shapes.model.head_dim
+    queries, whole = shapes.tokens * shapes.heads * d, shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d
+    return [
+        *memory_bound("qkv.split", ATTENTION, "copy", whole, 2.0 * e, 11.0 * e),
+        *memory_bound("qkv.join", ATTENTION, "copy", queries, 0.0, 1.0 * e),
     ]
 
 

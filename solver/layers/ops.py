@@ -244,7 +244,7 @@ def _column_group(
     with the input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py.
     """
     everywhere = ~shapes.sequence_split & (shapes.split > 1)
-    beside = shapes.overlaps_backward_collectives
+    beside, late = shapes.overlaps_backward_collectives, shapes.exposed_backward
     name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
 
     def under(phase: str, hides: bool) -> tuple[str, ...]:
@@ -253,9 +253,9 @@ def _column_group(
     whole = shapes.tokens * k
     operand, gradient = whole * shapes.gathered_element, whole * shapes.element
 
-    def collective(what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...]) -> Op:
+    def collective(what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...], late: Array = 0.0) -> Op:
         size = operand if op == "all_gather" else gradient
-        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, size=size)
+        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, late, size)
 
     return [
         *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed),
@@ -268,9 +268,9 @@ def _column_group(
         ),
         *gradient_casts(shapes, name, module, shapes.linear_tokens, sum(widths.values())),
         *weight_casts(shapes, name, module, k * sum(widths.values())),
-        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside)),
-        collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside)),
-        collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside)),
+        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside), late),
+        collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside), shapes.exposed_all_reduce),
+        collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside), late),
     ]
 
 

@@ -133,6 +133,7 @@ class LayerKeys:
     ep: np.ndarray
     etp: np.ndarray
     micro_batch_size: np.ndarray
+    splits_backward: np.ndarray  #: whether weight gradients are computed apart from those of inputs, 0 or 1
 
     def __len__(self) -> int:
         return len(self.mode)

@@ -122,6 +122,21 @@ class Shapes:
         return self.framework.tensor_parallel.async_backward or self.run.tp_comm_overlap
 
     @property
+    def exposed_backward(self) -> np.ndarray:
+        """Share of the collectives that would run beside weight gradients, or read again beside input gradients, that stays
+        exposed: all where a schedule splits the backward pass, [keys].
+
+        Source: the zero-bubble authors' tensor_parallel/layers.py (async_op=wgrad_compute) and zbpp_utils.py
+        (WeightGradStore.pop: pre_func(async_op=False)).
+        """
+        return self.keys.splits_backward.astype(float)
+
+    @property
+    def exposed_all_reduce(self) -> np.ndarray:
+        """The same of all-reduced input gradients, [keys]."""
+        return np.maximum(self.exposed_backward, float(not self.framework.tensor_parallel.async_all_reduce))
+
+    @property
     def accumulates(self) -> bool:
         """Whether weight-gradient GEMMs add to the buffer of gradients, which nothing but tables then needs a kernel for."""
         fuses = self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

@@ -56,7 +56,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--env", action="append", metavar="NAME=VALUE", help="an environment variable that the script in --config "
                    "reads (repeatable)")  # fmt: skip
     p.add_argument("--vocab_size", type=int, help="vocabulary size, where the config names a tokenizer without it")
-    p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
+    p.add_argument("--model_size", help="a shipped model: a name of configs/models, or 7 (InternLM2, the default), 20, 70, 104")
     p.add_argument("--global_batch_size", type=int, help="tokens per step (default: the config's own batch, on as "
                    f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})")  # fmt: skip
     p.add_argument("--round_batch", action="store_true", help="round a global batch that does not divide: to whole sequences, "
@@ -65,7 +65,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--profile",
         help=f"a shipped profile: {', '.join(shipped_profiles())}; one derived from these: "
-        f"{', '.join(derived_profiles())}; or data, what was measured here (default {DEFAULT_PROFILE}, or that of --cluster)",
+        f"{', '.join(derived_profiles())}; or data, measured here (default {DEFAULT_PROFILE}, or that of --cluster)",
     )
     p.add_argument("--as", dest="as_device", metavar="DEVICE", help="rescale the profile to another device: one of "
                    "configs/devices, or a device file of your own (.json)")  # fmt: skip
@@ -81,7 +81,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--set", metavar="KEY=VALUE,...", help="constants of the run, as in precision=fp8,moe_dispatcher=deepep")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
-    p.add_argument("--learned", type=Path, metavar="FILE", help="what foretrain learn found in own runs of this machine")
+    p.add_argument("--learned", type=Path, metavar="FILE", help="what foretrain learn wrote: factors from your own runs")
     add_approximate_argument(p)
 
 
@@ -138,7 +138,7 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def add_json_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
+    p.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON, in SI units (docs/json.md)")
 
 
 def check_machine_arguments(args: argparse.Namespace) -> None:

@@ -55,7 +55,7 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
     which the default was taken.
     """
     if stated is not None and not stated:
-        yield "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
+        yield "the config states no layout: each size is 1, ZeRO is the framework's default, the rest is data parallel"
     if stated and (open_ := [f"{key} {getattr(Strategy, key)}" for key in _OF_BATCH if key not in stated]):
         yield f"not stated by the config, assumed: {', '.join(open_)}"
     yield from _other_framework(config, of)

@@ -120,7 +120,7 @@ def comparison_table(sides: Sequence[Side]) -> Table:
         table.add_column(str(number), justify="right")
     rows: tuple[tuple[str, Callable[[Side], str]], ...] = (
         ("tokens/GPU/s", lambda side: token_rate(side.tgs)),
-        ("beside 1", lambda side: f"{side.tgs / sides[0].tgs - 1:+.1%}"),
+        ("relative to 1", lambda side: f"{side.tgs / sides[0].tgs - 1:+.1%}"),
         ("step", lambda side: seconds(side.why.seconds)),
         ("90% interval", lambda side: between(side.why.interval, side.why.seconds, "-")),
         ("MFU", lambda side: f"{side.solutions.mfu[0]:.1%}"),

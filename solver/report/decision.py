@@ -155,11 +155,11 @@ def standing(around: Neighbourhood) -> str:
     near = sorted({step.axis for step in fit if around.change(step) <= TIE_THRESHOLD})
     best = min(fit, key=around.change)
     if around.change(best) < -SAME:
-        return f"A neighbouring layout is faster: {_step(best)} takes {around.change(best):+.1%} time, and fits."
+        return f"A neighbouring layout is faster: {_step(best)} makes the step {-around.change(best):.1%} shorter, and fits."
     if not near:
         return f"Clear optimum: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
-    costs = f"costs {TIE_THRESHOLD:.0%} or less, as much as predictions err"
-    return f"Robust choice: one step of {', '.join(near)} {costs}; take what you know to run well."
+    costs = f"costs {TIE_THRESHOLD:.0%} or less, which is within the prediction error"
+    return f"Robust choice: one step along {', '.join(near)} {costs}; prefer what you know to run well."
 
 
 def kept_out(around: Neighbourhood) -> list[str]:
@@ -169,7 +169,7 @@ def kept_out(around: Neighbourhood) -> list[str]:
         step for step in around.steps if around.solutions.verdict(step.index) == OUT_OF_MEMORY and around.change(step) < -SAME
     ]
     return [
-        f"{_step(step)} would take {around.change(step):+.1%} time, and needs "
+        f"{_step(step)} would make the step {-around.change(step):.1%} shorter, but needs "
         f"{(float(around.solutions.memory.device[step.index]) - limit) / GIB:.1f} GiB more than the GPU has"
         for step in sorted(out, key=around.change)
     ]

@@ -155,7 +155,7 @@ def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
     rest = found.measured - found.predicted
     if rest > 0:
         within = ", and it is within the prediction's uncertainty" if found.measured <= found.highest else ""
-        text = f"  {seconds(rest)} a step, {found.share(rest):.0%} of the gap: no setting as it is stated explains it{within}"
+        text = f"  {seconds(rest)} a step, {found.share(rest):.0%} of the gap: not explained by any setting{within}"
         lines.append(text)
     return lines
 

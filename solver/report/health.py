@@ -191,7 +191,7 @@ def _ran_all_the_same(solutions: Solutions, index: int, observed: Observation) -
     if len(observed.steps) and solutions.verdict(index) == OUT_OF_MEMORY:
         text = (
             f"it ran, but is predicted to need {memory.device[index] / GIB:.1f} GiB of a GPU's {limit / GIB:.1f} with what the "
-            "allocator reserves: its configuration is another, or the memory is predicted too high"
+            "allocator reserves: either it ran with other settings, or the prediction is too high"
         )
         yield Finding(NOTE, text)
 

@@ -72,7 +72,7 @@ class StageMemory:
         there = [block.words for block in self.blocks if block.start <= time < block.end]
         held, postponed = (sum(words.startswith(name) for words in there) for name in (_HELD, _POSTPONED))
         words = [
-            f"{held} micro batch{'es' * (held != 1)} held",
+            f"{held} forward pass{'es' * (held != 1)} with activations held",
             *([f"operands of {postponed} weight gradients"] if postponed > held else []),
         ]
         running = [name for name in there if not name.startswith((_HELD, _POSTPONED))]

@@ -38,8 +38,8 @@ _SETTINGS = 3
 _STEPS = 2
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
-    f"8 x 1: 8 micro batches of 1 sequence; tie ~: within {TIE_THRESHOLD:.0%} of the first row; predictions of "
-    "two layouts of one model err apart by as much. More in docs/glossary.md",
+    f"8 x 1: 8 micro batches of 1 sequence; tie ~: within {TIE_THRESHOLD:.0%} of the first row, which is within the "
+    "error of predicted differences. More in docs/glossary.md",
     style="dim",
 )
 _VALIDATION_LEGEND = Text(
@@ -89,7 +89,7 @@ def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> st
     sure = min(found, key=lambda one: one.seconds)
     memory = f"{sure.memory / GIB:.1f} GiB, at most {sure.bound / GIB:.1f}"
     change = sure.seconds / float(result.best.times.seconds[0]) - 1
-    return f"Sure to fit, {change:+.1%} time: {describe_strategy(sure.layout)}; {memory}"
+    return f"Sure to fit, {change:+.1%} step time: {describe_strategy(sure.layout)}; {memory}"
 
 
 LEAST_CHANGE = 5e-4  #: of the step by layers assigned to the stages, that is worth a word
@@ -241,8 +241,10 @@ def breakdown(solutions: Solutions, index: int) -> Group:
 
 
 def _otherwise(settings: Sequence[OtherSetting]) -> Text:
-    listed = "; ".join(f"if {setting.text}: {seconds(setting.seconds)}" for setting in settings[:_SETTINGS])
-    return Text(listed or "no other setting of the run would change the step by 2% or more")
+    if not settings:
+        return Text("no other setting of the run would change the step by 2% or more")
+    listed = "; ".join(f"{seconds(setting.seconds)} if {setting.text}" for setting in settings[:_SETTINGS])
+    return Text(f"the step would take {listed}")
 
 
 def show_health(console: Console, findings: Sequence[Finding]) -> None:
@@ -302,7 +304,7 @@ def show_validation(
     console.print(_VALIDATION_LEGEND)
     if any(fits.values()):
         right = fits["fit, predicted fit"] + fits["OOM, predicted OOM"]
-        listed = ", ".join(f"{n} {name}" for name, n in fits.items())
+        listed = "; ".join(f"{n} {name}" for name, n in fits.items())
         console.print(Text(f"fits or not: {right / sum(fits.values()):.1%} classified correctly ({listed})"))
     for source, r in regrets.items():
         console.print(Text(f"regret {source}: mean {r.mean:.1%}, worst {r.worst:.1%} over {r.families} families"))

@@ -109,7 +109,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         predicted=float(solutions.times.seconds[index]),
         exposed={name: seconds for name, seconds in exposed.items() if seconds.any()},
         beside=np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
-        waits=solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *V_SHAPED),
+        waits=solutions.problem.waits_for_norm or schedule not in (*AUTOMATIC, *V_SHAPED),
     )
 
 

@@ -43,6 +43,7 @@ class Kernels:
     #: Whatever the micro batch, queries, keys and values of one GEMM are copied into tensors of their own, keys and values are
     #: joined and copied again; in the backward pass keys' and values' gradients are joined, all three joined and copied.
     splits_and_joins_kv: bool = False
+    splits_groups: bool = False  #: queries, keys and values of groups are slices of one tensor, each copied
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
@@ -93,6 +94,7 @@ class TensorParallel:
     norm_gathers: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
+    async_all_reduce: bool = True  #: so do all-reduces of input gradients; they alone may be waited for
     #: All-gathers and reduce-scatters along the sequence copy what they gathered, or will scatter (torch's DTensor).
     copies_sequence: bool = False
     gathers_quantised: tuple[str, ...] = ()  #: recipes whose operands are all-gathered quantised, not in 16 bits
@@ -205,9 +207,9 @@ class Pipeline:
     assignment: Literal["even", "last", "items", "cost"] = "even"
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
-    #: No stage updates its weights before the norm of all gradients is known; otherwise it does, and corrects that afterwards
-    #: (optimizer post-validation of the zero-bubble authors). Of V-shaped and automatic schedules.
-    waits_for_norm: bool = True
+    #: Number formats in which a stage updates its weights before the norm of all gradients is known, and corrects that
+    #: afterwards (optimizer post-validation of the zero-bubble authors). Of V-shaped and automatic schedules.
+    validates_later: tuple[str, ...] = ()
     #: A run that states no micro batches has as many as the pipeline has stages.
     micro_batches_as_stages: bool = False
 
@@ -302,6 +304,9 @@ class MemoryUse:
     #: since 2.3 (get_dummy_wgrad in pytorch/module/base.py, which Megatron's own linears call too), where a GEMM that
     #: accumulates into the gradients must still return one to autograd.
     dummy_gradients: bool = False
+    #: The 16-bit gradients of a micro batch are all there at the end of its backward pass, to be added to fp32 ones.
+    half_gradients_at_end: bool = False
+    keeps_exponentials: bool = False  #: of fp32 logits the loss keeps the exponentials in fp32 for its backward pass
     vocab_dummy_gradient: bool = False  #: without them, that of the vocabulary is there during its backward pass
     #: What the caching allocator reserves beyond the allocated peak, as a share of what comes and goes within a step (weights,
     #: gradients and states are allocated once and leave no gaps): with one pipeline stage, whose micro batches free their

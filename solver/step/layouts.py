@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.layers.program import LayerKeys, micro_batch_tokens
 from solver.schedule.kinds import AUTOMATIC, is_schedule
-from solver.spec.choices import SCHEDULES, V_SHAPED, Recompute, TpMode
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, V_SHAPED, Recompute, TpMode
 from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 
@@ -79,6 +79,11 @@ class Splits:
     def v_shaped(self) -> np.ndarray:
         """Whether the schedule is V-shaped: bool [splits]."""
         return is_schedule(self.schedule, *V_SHAPED)
+
+    @property
+    def splits_backward(self) -> np.ndarray:
+        """Whether the schedule computes weight gradients apart: int64 [splits]."""
+        return is_schedule(self.schedule, *SPLIT_BACKWARD).astype(np.int64)
 
     @property
     def automatic(self) -> np.ndarray:

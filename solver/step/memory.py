@@ -13,11 +13,12 @@ from solver.schedule.automatic import automatic_limit
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.choices import TpMode
+from solver.spec.recipes import HALF
 from solver.step.activations import Activations
 from solver.step.autocast import Casts, cast_weights, casts_of
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts, Splits
-from solver.step.parameter_groups import shard_ranks, share_of_first_layer, stages_of
+from solver.step.parameter_groups import elements_of, shard_ranks, share_of_first_layer, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
@@ -215,6 +216,11 @@ class PeakMemory:
         kept_logits += has_head * (self._head_operands[self._key] * waiting + deferred)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
+        if problem.framework.memory.half_gradients_at_end:
+            one = activations / np.maximum(flight, 1.0)[row]  # of a micro batch, of which the last layer's are there at the end
+            of_groups = (elements_of(problem, self._table, self._key, stages, stage, name) for name in self._shares)
+            trained = sum(of_groups, np.zeros(len(self._key)))
+            backward = backward + np.maximum(HALF * trained[row] - (1 - 1 / np.maximum(layers, 1))[row] * one, 0.0)
         if problem.framework.pipeline.keeps_messages:
             output, beside_loss = self._table.head.output[:, self._key[row]] * has_head * (splits.pp > 1)[row]
             kept_logits += output

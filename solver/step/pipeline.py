@@ -101,7 +101,7 @@ def _pipeline(
 
     root: seconds that ZeRO-3 adds to a micro batch at the ends. offload: that every stage waits for the host.
     """
-    waits = problem.framework.pipeline.waits_for_norm  # stages for each other at the end of a step
+    waits = problem.waits_for_norm  # stages for each other at the end of a step
     splits, row = stages.terms.splits, stages.layouts.row
     columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
     v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]

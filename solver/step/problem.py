@@ -89,8 +89,13 @@ class Problem:
         return self.framework.data_parallel.overlaps_sharded_unless_told if stated is None else stated
 
     @property
+    def waits_for_norm(self) -> bool:
+        """Whether the stages of a zero-bubble schedule wait for each other at the end of a step."""
+        return self.run.precision not in self.framework.pipeline.validates_later
+
+    @property
     def runs_no_sync(self) -> bool:
-        """Whether they do so as under FSDP1's no_sync."""
+        """Whether gradients of sharded parameters stay whole until a step's last micro batch as under FSDP1's no_sync."""
         return self.defers_sync and self.framework.data_parallel.no_sync
 
     @property

@@ -93,6 +93,7 @@ def estimate_synchronisation(
 
 
 def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
+    """Return the estimated send and receive of one micro batch between neighbouring stages; shape [ops, splits]."""
     return estimate_ops(send_recv_ops(problem, splits), len(splits), problem.cost)
 
 

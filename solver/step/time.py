@@ -25,8 +25,11 @@ TIME_PARTS = (*PIPELINE_PARTS, "gradient_accumulation", "gradient_sync", "parame
 
 @dataclass(frozen=True)
 class StepTimes:
-    """seconds: [layouts]. pipelines: of the distinct pipelines; pipeline: that of each layout, [layouts]. after: the parts that
-    follow a pipeline's, [parts, layouts]."""
+    """Times of one optimizer step, by layout and part.
+
+    seconds: of the whole step, [layouts]. pipelines: times of the distinct pipelines; pipeline: the index of each layout's in
+    them, [layouts]. after: seconds of the parts that follow the pipeline, [parts, layouts].
+    """
 
     seconds: np.ndarray
     pipelines: PipelineTimes

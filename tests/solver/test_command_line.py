@@ -693,10 +693,11 @@ def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys:
     assert console([*words, "--balance", "--json", str(tmp_path / "b.json")]) == 0
     even, chosen = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
     change = chosen["balanced"]["step_s"] / even["best"][0]["step_s"] - 1
-    assert change < -0.02 and hint.startswith(f"With --balance {change:+.1%} time: ")
+    assert change < -0.02 and hint.startswith(f"With --balance the step is {-change:.1%} shorter: ")
     lines = capsys.readouterr().out.splitlines()
     mfu = next(i for i, line in enumerate(lines) if line.startswith("MFU "))
-    assert lines[mfu + 1].startswith(f"Layers assigned to stages (--balance, below; --export writes it) {change:+.1%} time: ")
+    said = f"With layers assigned to stages (--balance, below; --export writes it) the step is {-change:.1%} shorter: "
+    assert lines[mfu + 1].startswith(said)
     assert not any(line.startswith("With --balance") for line in lines)
 
 

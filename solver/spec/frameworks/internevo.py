@@ -31,6 +31,7 @@ INTERNEVO_2024 = Framework(
     ),
     kernels=Kernels(
         fused_gate_up=False,
+        splits_groups=True,  # modules/mha.py
         wide_logits=True,  # train/pipeline.py: NaiveAMPModel with output_to_fp32
         # model/metrics.py after every forward pass, of each logit: a second cross entropy 1, two maxima and their place 3, less
         # the maximum 2, exponentials 2, their sum 1

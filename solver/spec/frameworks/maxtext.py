@@ -20,17 +20,18 @@ MAXTEXT = Framework(
         tp_modes=(),
         cp_comms=(),
         pipeline=False,
-        recompute=("none", "selective", "full"),
+        recompute=("selective", "full"),  # decoders.py: without a policy nn.remat runs all of a layer again
         recompute_shares=(),  # remat_policy is of the layer that a scan runs
         soft_caps=UNFUSED_CAPS,  # layers/attentions.py: attn_logits_soft_cap with dot_product
     ),  # fmt: skip
-    kernels=Kernels(compiled_loss=True),
+    # decoders.py, apply_output_head: logits in fp32 (cast_logits_to_fp32); max_utils.py keeps their exponentials so
+    kernels=Kernels(compiled_loss=True, wide_logits=True),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     # XLA removes what nothing reads from what is run again, as a checkpoint that ends early does
     recomputation=Recomputation(selective_keeps_qkv=True, stops_early=True),
     # base.yml's grad_dtype: gradients are reduced in the activations' type and cast (train.py). XLA plans its buffers before it
     # runs.
-    memory=MemoryUse(allocator_gaps=(0.0, 0.0), reduced_gradient_bytes=4),
+    memory=MemoryUse(allocator_gaps=(0.0, 0.0), reduced_gradient_bytes=4, keeps_exponentials=True),
 )
 
 FAMILY = (MAXTEXT,)

@@ -26,7 +26,7 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
         "overlaps_split_backward": False,  # core/zbpp_utils.py: "not supported yet"; its store of weight gradients neither
         "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"),
     },
-    pipeline={"waits_for_norm": False},
+    pipeline={"validates_later": ("fp16",)},  # core/zbpp_utils.py: validate_arguments; its examples ask for it then
     memory={"vocab_dummy_gradient": False},  # not read in the fork
 )
 

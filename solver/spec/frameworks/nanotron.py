@@ -46,6 +46,7 @@ NANOTRON = Framework(
         launch_seconds=115e-6,
     ),
     tensor_parallel=TensorParallel(
+        async_all_reduce=False,  # functional.py: DifferentiableIdentity.backward
         # From the same runs with one sequence a micro batch: 8.0 ms a layer with tp 16, 18 (1.3B) and 15 (3.6B) with tp 32,
         # where tp 8 takes 4.5; more sequences add what they add in a node. The code does not tell why
         ring_step_delay=40e-6,
@@ -81,6 +82,7 @@ NANOTRON = Framework(
     # whose place the activations come). Such lists take 4.0, those of 16-bit parameters 2.0 (distributed.py). MemoryBuffer
     # holds the gathered inputs (parallel/tensor_parallel/functional.py), of which there are two
     memory=MemoryUse(
+        half_gradients_at_end=True,  # gradient_accumulator.py: fp32 ones are added to when the backward pass has ended
         synchronisation_bytes=(2.0, 0.0),
         partition_bytes=2.0,
         list_bytes=6.0,

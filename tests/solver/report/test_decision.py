@@ -116,17 +116,17 @@ def test_what_is_said_of_a_neighbourhood(h100_model: CostModel) -> None:
     problem = make_problem(LLAMA, 32, h100_model, 4096, framework="megatron-core", precision="bf16")
     best = search(problem, 64).best.layouts.strategy(0, problem.run)
     around = neighbours(problem, best)
-    assert standing(around).startswith("Robust choice: one step of ")
+    assert standing(around).startswith("Robust choice: one step along ")
     smaller = {"dp": best.dp // 8, "num_micro_batches": 8 * best.num_micro_batches, "zero": 0, "zero_shard_size": 1}
     bad = neighbours(problem, best.replace(tp=8, **smaller))
     fastest = min((s for s in bad.steps if bad.solutions.verdict(s.index) != "OUT OF MEMORY"), key=bad.change)
-    text = f"{fastest.axis} {fastest.before} -> {fastest.after} takes {bad.change(fastest):+.1%} time"
+    text = f"{fastest.axis} {fastest.before} -> {fastest.after} makes the step {-bad.change(fastest):.1%} shorter"
     assert standing(bad).startswith(f"A neighbouring layout is faster: {text}")
     large = load_run_config("configs/models/llama3_70b.json").model
     problem = make_problem(large, 512, h100_model, 4096, framework="megatron-core", precision="bf16")
     around = neighbours(problem, search(problem, 1024).best.layouts.strategy(0, problem.run))
     lines = kept_out(around)
-    assert lines and all(" would take -" in line and "GiB more than the GPU has" in line for line in lines)
+    assert lines and all(" would make the step " in line and "GiB more than the GPU has" in line for line in lines)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +136,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     for part in (
         "Longest ops",
-        "is the fastest with",
+        "is fastest with",
         "One step along each axis",
-        "What the numbers that this stands on decide",
+        "What the uncertainty of each kind of time decides",
     ):
         assert part in shown
     found = json.loads(out.read_text())

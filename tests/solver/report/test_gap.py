@@ -104,9 +104,9 @@ def test_a_switch_costs_what_it_costs() -> None:
     assert found.best <= after
     lines = gap_lines(found)
     rest = 0.1 * before / (1.1 * before - found.best)
-    said = f", {rest:.0%} of the gap: no setting as it is stated explains it"
+    said = f", {rest:.0%} of the gap: not explained by any setting"
     assert lines[-1].endswith(f"{said}, and it is within the prediction's uncertainty")
-    assert gap_lines(gap(problem, layout, 3 * before))[-1].endswith("of the gap: no setting as it is stated explains it")
+    assert gap_lines(gap(problem, layout, 3 * before))[-1].endswith("of the gap: not explained by any setting")
     assert rest + sum(found.share(row.seconds) for row in found.switches) == pytest.approx(1.0, abs=0.01)
 
 
