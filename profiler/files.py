@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from profiler.errors import InputError
+from profiler.errors import InputError, printable
 
 
 @contextmanager
@@ -64,6 +64,16 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def check_name(path: Path) -> None:
+    """Raise InputError for a name that no file of the system can have."""
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:  # too long; a null character
+        raise InputError(
+            f"{printable(str(path))}: no file has such a name: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 @contextmanager

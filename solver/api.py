@@ -59,8 +59,9 @@ def load_problem(
     """Return a Problem from a config: its model and the constants of its run, on ``world_size`` accelerators.
 
     config: a file of any format that --config reads, a shipped name as of --model_size, or a RunConfig. profile: a shipped
-    profile's name, "data" for this machine's own measurements, a Profile, or None for the shipped default. as_device: a device of configs/devices, or a device
-    file, to which the profile is rescaled. cluster: a name under configs/clusters or a file, or a mapping of its keys.
+    profile's name, "data" for this machine's own measurements, a Profile, or None for the shipped default. as_device: a device
+    of configs/devices, or a device file, to which the profile is rescaled. cluster: a name under configs/clusters or a file, or
+    a mapping of its keys.
     seq_len: tokens of a sequence; a model with rotary embedding may be trained beyond the positions that it states.
     approximate: leave out the model's soft caps instead of refusing the model. constants: further Strategy fields
     (docs/settings.md) that all layouts share, such as precision. Raises InputError for input that cannot be used.

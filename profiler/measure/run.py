@@ -222,7 +222,7 @@ def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequ
         "host": host_items(dtypes[0]),
         "linear": linear_items(size, options.models, dtypes),
         "flash_attn": attention_items(size, options.models, dtypes[0], fused_kernels(session.device)),
-        "memory_bound": memory_bound_items(size, 4096 if options.quick else 64 * 1024, kinds, dtypes[0]),
+        "memory_bound": memory_bound_items(size, 2048 if options.quick else 64 * 1024, kinds, dtypes[0]),
         "grouped_linear": [] if lacking(session.device) else grouped_items(size, options.models, dtypes[0]),
     }
 

@@ -25,6 +25,7 @@ from solver.report.pictures import save_figure
 from solver.report.plan import Machine, Training, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows, plan_table
 from solver.search.fixed import parse_fixed
+from solver.spec.bounds import whole_number
 from solver.step.memory import FITS
 from solver.step.problem import Problem
 
@@ -61,6 +62,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e18:
             raise InputError(f"--{name} is {value}; it must be a positive number")
+    whole_number("world_size", args.max_gpus)
     if not 1 <= args.min_gpus <= args.max_gpus:
         raise InputError(
             f"--min_gpus is {args.min_gpus} and --max_gpus {args.max_gpus}; they must be positive, "

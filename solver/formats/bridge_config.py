@@ -231,6 +231,8 @@ def _precision(file: SectionReader) -> Flags:
     wide = mixed.flag("grad_reduce_in_fp32", True)
     if "mixed_precision" not in file:
         wide = file.section("ddp").flag("grad_reduce_in_fp32", True)
+    if mixed.flag("bf16", False) and mixed.flag("fp16", False):
+        raise mixed.wrong("fp16", "false beside bf16")
     flags: Flags = {
         "bf16": mixed.flag("bf16", False), "fp16": mixed.flag("fp16", False), "grad-reduce-in-bf16": not wide,
         "accumulate-allreduce-grads-in-fp32": wide,

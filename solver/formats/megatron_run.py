@@ -46,6 +46,8 @@ def run_of_arguments(
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}
     notes = tuple(line for line in case.assumptions if line.startswith(("left out", "ignored", "framework")))
     given = {flag.lstrip("-"): value for flag, value in flags.items() if value is not False}
+    if case.model.has_latent_attention and "qk-layernorm" not in given:
+        notes += ("latent attention is priced with the norms of its latents, which --qk-layernorm would switch on",)
     refusals = broken(rules, Arguments(given, case.strategy.world_size, environment))
     model = case.model.replace(name=path.stem, untimed=untimed_of(untimed_keys(given)))
     return FileRun(model, layout, assumed, ignored, notes, refusals)

@@ -58,7 +58,7 @@ def read_granite_hybrid(config: Mapping[str, Any], values: Values, read: set[str
     values |= biases(qkv_bias=flag_of(config, "attention_bias"), output_bias=flag_of(config, "attention_bias"))
     values["position"] = "none" if config.get("position_embedding_type") == "nope" else "rope"
     read |= {"layer_types", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "attention_bias"}
-    read |= {"position_embedding_type", *(key for key in config if key.startswith("mamba_"))}
+    read |= {"position_embedding_type", *(key for key in config if key.startswith(("mamba_", "time_step_")))}
 
 
 def read_olmo3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -104,7 +104,7 @@ def read_minimax_m2(config: Mapping[str, Any], values: Values, read: set[str]) -
     Its published weights hold no modules of multi-token prediction, though its configs announce some.
     """
     values["moe_intermediate_size"] = config["intermediate_size"]
-    values["qk_norm"] = "all" if flag_of(config, "use_qk_norm") else "none"
+    values["qk_norm"] = "all" if flag_of(config, "use_qk_norm", True) else "none"  # transformers' class has no such key
     values["router_bias"] = flag_of(config, "use_routing_bias")
     if flag_of(config, "use_mtp") and size_of(config, "num_mtp_modules", 0, least=0):
         raise InputError(

@@ -196,9 +196,15 @@ def _biases(shapes: Shapes, elements: Array) -> list[Op]:
         return []
     experts = shapes.model.num_experts // shapes.keys.ep
     kernels = {FORWARD: 2.0, INPUT_GRAD: 5.0}
-    kind = "expert_bias" if shapes.run.moe_dispatcher in WIDE_PROBABILITIES else "expert_bias_half"
-    ops = memory_bound("experts.bias", MODULE, kind, elements / experts, 4.0, 2.0, fused=False)
-    return [replace(op, count=1.0 * experts, launches=kernels[op.phase] * experts) for op in ops]
+    chosen: dict[str, Array] = {"expert_bias_half": 1.0}
+    if shapes.run.moe_dispatcher in WIDE_PROBABILITIES:
+        home = stays_home(shapes)  # as with all-to-alls, whatever the dispatcher
+        chosen = {"expert_bias": 1.0 * ~home, **({"expert_bias_half": 1.0 * home} if home.any() else {})}
+    return [
+        replace(op, count=1.0 * experts * there, launches=kernels[op.phase] * experts)
+        for kind, there in chosen.items()
+        for op in memory_bound("experts.bias", MODULE, kind, elements / experts, 4.0, 2.0, fused=False)
+    ]
 
 
 def _width(shapes: Shapes) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.files import check_name
 from profiler.profile.attention_times import TIMING_SECONDS
 from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
@@ -45,6 +46,8 @@ class StoreOnce(argparse.Action):
         given = vars(namespace).setdefault("given", set())
         if self.dest in given:
             parser.error(f"{option_string} is given twice")
+        if values == [] and self.nargs is None:  # what argparse makes of --OPTION=--
+            parser.error(f"{option_string} needs a value")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
 
@@ -215,6 +218,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
         reads = name in _READ or (name == "runs" and getattr(args, "command", "") == "learn")
         given = getattr(args, name, None)
         for path in map(Path, given if isinstance(given, list) else [given] if given else []):
+            check_name(path)
             if (name in _NAMES or path.exists()) and not path.is_file():  # a device or a pipe may take several
                 continue
             real, option = path.resolve(), _ARGUMENTS.get((getattr(args, "command", ""), name), _option(name))

@@ -78,6 +78,8 @@ class Inputs:
 
 def named_config(args: argparse.Namespace, world: int = 0) -> RunConfig:
     """Return the config that the options name, or the default one. world: GPUs; 0: those that the options state, if they do."""
+    if args.vocab_size is not None and args.vocab_size < 1:
+        raise InputError(f"--vocab_size is {args.vocab_size}; it must be a positive number of tokens")
     file = args.config or find_model(args.model_size or DEFAULT_MODEL)
     world = world or getattr(args, "world_size", None) or 0
     return load_run_config(file, world, args.vocab_size or 0, environment_of(args))
@@ -87,9 +89,9 @@ def environment_of(args: argparse.Namespace) -> dict[str, str]:
     """Return the variables of --env. Raises InputError for what is none, or is given twice."""
     found: dict[str, str] = {}
     for text in args.env or ():
-        name, equals, value = text.partition("=")
+        name, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")  # --env=-- is a list
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or name in found:
-            raise InputError(f"--env {printable(text)}: give each variable once, as in --env TP=4 --env MBS=2")
+            raise InputError(f"--env {printable(str(text))}: give each variable once, as in --env TP=4 --env MBS=2")
         found[name] = value
     return found
 

@@ -100,6 +100,20 @@ def test_every_question_checks_its_options(
     assert message in capsys.readouterr().err
 
 
+def test_names_that_no_file_has_and_values_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run, name = ["predict", "--config", str(ROOT / "configs" / "7B_internlm2.py"), "--world_size", "128"], "x" * 300
+    for words, message in (
+        ([*run, "--learned", name], "no file has such a name: File name too long"),
+        ([*run, "--json", f"{name}/a.json"], "no file has such a name: File name too long"),
+        ([*run, "--as=--"], "--as needs a value"),
+        ([*run, "--vocab_size", "0"], "vocab_size is 0; it must be a positive"),
+        (["plan", "--tokens", "1e9", "--env=--"], "give each variable once, as in --env TP=4"),
+        (["plan", "--tokens", "1e9", "--max_gpus", "100000000"], "must be a whole number of at least 1 and at most 1048576"),
+    ):
+        assert console.main(words) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "both"),
     [

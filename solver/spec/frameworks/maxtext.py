@@ -20,7 +20,7 @@ MAXTEXT = Framework(
         tp_modes=(),
         cp_comms=(),
         pipeline=False,
-        recompute=("selective", "full"),  # decoders.py: without a policy nn.remat runs all of a layer again
+        recompute=("none", "selective", "full"),
         recompute_shares=(),  # remat_policy is of the layer that a scan runs
         soft_caps=UNFUSED_CAPS,  # layers/attentions.py: attn_logits_soft_cap with dot_product
     ),  # fmt: skip

@@ -111,6 +111,7 @@ def test_minimax_m2_is_read_without_its_modules() -> None:
     assert abs(parameters(model) - by_hand) <= 62 * 256 and parameters(model) / 1e9 == pytest.approx(228.7, abs=0.05)
     assert parameters(model, active=True) / 1e9 == pytest.approx(10.0 + 1.0, abs=0.1)  # of which the tables hold 1.23
     assert unread_keys(M2) == []
+    assert read({key: value for key, value in M2.items() if key != "use_qk_norm"}).qk_norm == model.qk_norm == "all"
     for other, message in (
         ({"use_mtp": True}, "use_mtp is on, but the 3 modules"),
         ({"attn_type_list": [0] + [1] * 61}, "attn_type_list has layers of another kind than 1"),

@@ -210,6 +210,17 @@ def test_shared_experts_run_beside_the_exchange_where_asked() -> None:
     assert under == ("shared.w1.forward", "shared.w3.forward", "shared.w2.forward")
 
 
+def test_experts_that_stay_home_are_the_same_whatever_the_dispatcher(h100_model: CostModel) -> None:
+    model = load_run_config("configs/models/gpt_oss_20b.json").model
+
+    def seconds(dispatcher: str, ep: int) -> float:
+        one = make_problem(model, 8, h100_model, framework="megatron-bridge-26", moe_dispatcher=dispatcher)
+        return float(estimated(one, [one.run.replace(ep=ep)]).times.seconds[0])
+
+    assert seconds("alltoall", 1) == seconds("deepep", 1) == seconds("hybridep", 1)
+    assert seconds("alltoall", 2) != seconds("deepep", 2)
+
+
 def test_biases_of_shared_experts_are_counted() -> None:
     model = MOE.replace(shared_expert_intermediate_size=48, mlp_bias=True)
     assert layer_parameters(model, KIND) - layer_parameters(model.replace(mlp_bias=False), KIND) == (

@@ -132,11 +132,14 @@ def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     assert late("generic") == pytest.approx(0, abs=1e-12)
 
 
+PLANNED = {**RUN, "schedule": "zb-1p", "attention": "flash", "precision": "fp16"}
+
+
 def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
     # two stages, the last with the head, of four micro batches; under zb-1p two stages like the last have a bubble of F + B - W
     # and four messages' lateness: here between that times what the first stage has of the last one's seconds, and what two
     # average stages take beyond the last one's work
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": "zb-1p", "attention": "flash"}, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     last = float(part(found, "compute")[0]) / 4
     weight = WEIGHT_GRAD + HEAD_WEIGHT_GRAD
@@ -148,7 +151,7 @@ def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
 
 def test_what_weight_gradients_need_of_a_micro_batch() -> None:
     # 32 tokens: inputs 64, 64, 64 and 128 wide and output gradients 128 (q, k, v), 64, 256 (gate, up) and 64, in two bytes
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": "zb-1p", "attention": "flash"}, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert found.terms.postponed[0, 0] == needed
