@@ -16,7 +16,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     aliases=("nemo", "megascale"),
     linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
     # Transformer Engine 1; no optimizer asks for the precision-aware one beside offload
-    memory={"original_inputs": False, "dummy_gradients": False, "offloads_master": False},
+    memory={"original_inputs": False, "dummy_gradients": False, "offloads_master": False, "keeps_wide_gradients": False},
     flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
         "zero": 1,
         "overlap_grad_reduce": True,

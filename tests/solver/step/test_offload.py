@@ -88,6 +88,9 @@ def test_fp32_copies_of_16_bit_gradients_stay_beside_an_optimizer_on_the_host(h1
     for share in (0.25, 1.0):
         away = stepped(h100_model, **grads, optimizer_offload_fraction=share)
         assert held(away, "gradients") - held(here, "gradients") == pytest.approx(4 * (1 - share) * owned, rel=1e-6, abs=1)
+    # without a precision-aware optimizer the gradients that it gets are in fp32 already
+    bridge = [stepped(h100_model, framework="megatron-bridge-26", **grads, optimizer_offload_fraction=s) for s in (0.0, 0.25)]
+    assert held(bridge[0], "gradients") == held(bridge[1], "gradients")
 
 
 def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
