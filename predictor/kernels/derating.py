@@ -13,7 +13,7 @@ from profiler.profile.profile import POWER_SLOWDOWN, SUSTAINED_SCALE, Profile
 
 
 class Derating(NamedTuple):
-    """factor: on times. relative_std: of it, between laboratories."""
+    """How much longer kernels take in a training run than in short loops; relative_std: of the factor, between laboratories."""
 
     factor: float
     relative_std: float

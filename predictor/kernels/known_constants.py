@@ -30,7 +30,7 @@ ROWS_FOR_PHYSICS = 30  #: measured kernels of one kind that determine the consta
 
 @dataclass(frozen=True)
 class KnownConstants:
-    """found: by what was fitted and a hash of what it was fitted to, each constant by its name."""
+    """Constants that were fitted before: by what was fitted and a hash of what it was fitted to, each by its name."""
 
     found: dict[str, Mapping[str, float]] = field(default_factory=dict)
 

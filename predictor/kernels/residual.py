@@ -33,7 +33,9 @@ _FOLDS = 3
 
 @dataclass(frozen=True)
 class Residual:
-    """trees: correction of log time, None where measurements are too few.
+    """The learnt correction of a physical model's times, and how sure it is at a distance from what was measured.
+
+    trees: correction of log time, None where measurements are too few.
 
     shift: constant correction without trees and far from the measured shapes. centres: [c, d] log2 coordinates that cover the
     measured shapes within ``radius``; low, high: their bounding box [d]. size_edges: [b] increasing log seconds;

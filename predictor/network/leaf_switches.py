@@ -23,8 +23,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LeafSwitches:
-    """nodes: nodes (or NVLink domains, as ``of`` says) below one leaf switch. oversubscription: what they send over what its
-    uplinks carry."""
+    """Leaf switches whose uplinks carry less than their nodes may send.
+
+    nodes: nodes (or NVLink domains, as ``of`` says) below one leaf switch. oversubscription: what they send over what its
+    uplinks carry.
+    """
 
     nodes: float
     oversubscription: float

@@ -26,7 +26,10 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Wanted:
-    """items: to measure, what counts most first. left_out: the other rows, each in words, with why none is measured."""
+    """What a file of measurements asks for.
+
+    items: to measure, what counts most first. left_out: the other rows, each in words, with why none is measured.
+    """
 
     items: tuple[Item, ...] = ()
     left_out: tuple[str, ...] = ()

@@ -41,8 +41,11 @@ _DEEPEST = 100  #: blocks within each other
 
 @dataclass(frozen=True)
 class Shell:
-    """words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value. sourced:
-    files whose commands run among them. environment: values of the variables that are set, as far as they are known."""
+    """A shell script as far as it can be known without running it.
+
+    words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value. sourced:
+    files whose commands run among them. environment: values of the variables that are set, as far as they are known.
+    """
 
     words: tuple[Word, ...]
     defaults: dict[str, str]

@@ -44,7 +44,10 @@ class Branch:
 
 @dataclass
 class State:
-    """variables: name -> value, None where it is not known. defaults: name -> value of ${NAME:-value}."""
+    """The variables of a shell at one place of a script: name -> value, None where it is not known.
+
+    defaults: name -> value of ${NAME:-value}.
+    """
 
     variables: dict[str, Word | None] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)

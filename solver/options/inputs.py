@@ -30,8 +30,11 @@ from solver.step.problem import Problem
 
 @dataclass(frozen=True)
 class Inputs:
-    """said: what the profile is, in words. network: where the times between nodes are from. times: folder of the attention
-    times that were measured on this machine. takes_gpus: nothing states a number of GPUs, of which the default was taken."""
+    """What the options of a command name, read and checked, and the problem that it makes.
+
+    said: what the profile is, in words. network: where the times between nodes are from. times: folder of the attention times
+    that were measured on this machine. takes_gpus: nothing states a number of GPUs, of which the default was taken.
+    """
 
     config: RunConfig
     profile: Profile

@@ -54,7 +54,10 @@ class Switch:
 
 @dataclass(frozen=True)
 class Gap:
-    """measured, predicted: seconds of a step, and as predicted with the job's own settings. best: with all that fit changed."""
+    """A measured step beside its prediction, and what of the difference each setting of the job is.
+
+    measured, predicted: seconds of a step, and as predicted with the job's own settings. best: with all that fit changed.
+    """
 
     measured: float
     predicted: float

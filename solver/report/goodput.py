@@ -55,7 +55,9 @@ class Failures:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """stall: seconds that a checkpoint stops the training for. write: seconds until it is on storage. interval: seconds of
+    """What checkpoints cost a job.
+
+    stall: seconds that a checkpoint stops the training for. write: seconds until it is on storage. interval: seconds of
     training from one to the next, None for the best.
     """
 
@@ -66,7 +68,9 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Goodput:
-    """share: seconds of training per second of wall time, the mean. interval: seconds of training between checkpoints.
+    """How much of the wall time a job trains that is interrupted.
+
+    share: seconds of training per second of wall time, the mean. interval: seconds of training between checkpoints.
 
     mtbf: seconds between failures. parts: the lost shares of the wall time by cause; with ``share`` they add up to 1.
     second_moment: mean of the square of the seconds that one failure costs.

@@ -37,10 +37,13 @@ WORDS = {"F": "forward", "B": "backward", "W": "weight gradient", "BW": "whole b
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """line: the passes. critical: bool [passes], those on the path that ends last. send: seconds at the end of a pass in which
+    """One step, pass by pass, on every pipeline stage.
+
+    line: the passes. critical: bool [passes], those on the path that ends last. send: seconds at the end of a pass in which
     its stage sends; beside: seconds after a pass in which it sends while the next one runs; exposed: seconds of a pass that
     wait for collectives, by stream; before, after: (part, seconds) around the passes; predicted: the estimate's seconds of the
-    step."""
+    step.
+    """
 
     title: str
     line: Timeline

@@ -24,8 +24,11 @@ _FIRST = "gradients.reduce_scatter"  #: the first op of each group of parameters
 
 @dataclass(frozen=True)
 class StepWork:
-    """reduced: messages of gradients. gathered: those of new parameters. other: the gradient norm, tied embeddings. update:
-    kernels that add up gradients and update parameters. send: bytes of one activation that a rank sends to the next stage."""
+    """What a step does outside its layers.
+
+    reduced: messages of gradients. gathered: those of new parameters. other: the gradient norm, tied embeddings. update:
+    kernels that add up gradients and update parameters. send: bytes of one activation that a rank sends to the next stage.
+    """
 
     reduced: tuple[Piece, ...]
     gathered: tuple[Piece, ...]

@@ -38,11 +38,11 @@ def bucket_sizes(elements: Sequence[int]) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _count(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp: int) -> int:
-    return len(bucket_sizes(_tensors(model, fused_qkv, fused_gate_up, tp, pp)))
+    return len(bucket_sizes(tensors_in_order(model, fused_qkv, fused_gate_up, tp, pp)))
 
 
-def _tensors(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp: int) -> list[int]:
-    """Return the elements of the weights of one rank of the first stage."""
+def tensors_in_order(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp: int) -> list[int]:
+    """Return the elements of the weights of one rank of the first stage, in the order of the model."""
     h, f = model.hidden_size, model.intermediate_size // tp
     q, kv = (heads * model.head_dim // tp for heads in (model.num_attention_heads, model.num_key_value_heads))
     ups = [h * f] * model.up_matrices

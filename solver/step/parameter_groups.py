@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from solver.schedule.stages import (
 from solver.spec.choices import TpMode
 from solver.spec.model_size import mlp_matrices
 from solver.spec.strategy import expert_replicas, replicas
+from solver.step.ddp_buckets import tensors_in_order
+from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.problem import LayerTable, Part, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
@@ -174,12 +177,41 @@ def partitions(
 
     Where whole tensors are assigned to ranks, the fullest rank has at least one whole vocabulary matrix (of the group of
     others), which is the largest tensor of most models, and less of all else, unless embedding and head are assigned separately
-    (_partition_param_list of InternEvo's hybrid_zero_optim.py).
+    (_partition_param_list of InternEvo's hybrid_zero_optim.py). Where parameters are gathered beside the forward pass ranks are
+    filled in the order of the model.
     """
     shares = {name: elements / shards[name] for name, elements in held.items()}
     if problem.framework.data_parallel.partitions_whole_tensors and OTHERS in held:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))
-        room = np.where(shares_vocabulary(problem, splits), matrix, matrix - rest)
+        apart = shares_vocabulary(problem, splits)
+        most = fullest_in_order(problem, splits, shards[OTHERS]) if problem.run.overlap_param_gather else matrix
+        room = np.where(apart, matrix, most - rest)
         shares[OTHERS] = np.maximum(shares[OTHERS], np.minimum(room, held[OTHERS]))
     return shares
+
+
+def fullest_in_order(problem: Problem, splits: Splits, ranks: np.ndarray) -> np.ndarray:
+    """Return the parameters of the rank with most of ``ranks`` that are filled one after the other, [splits].
+
+    A rank is full beyond 1.01 times an even share; the tensor that exceeds it goes to the next one, which does not count it.
+    Source: InternEvo's core/parallel/comm/zero.py (ParamAsyncBcastHandler).
+    """
+    kernels, first, inverse = problem.framework.kernels, *distinct((splits.tp, splits.pp, ranks))
+    found = [
+        _filled(tuple(tensors_in_order(problem.model, kernels.fused_qkv, kernels.fused_gate_up, *sizes)), count)
+        for *sizes, count in zip(splits.tp[first].tolist(), splits.pp[first].tolist(), ranks[first].tolist(), strict=True)
+    ]
+    return np.array(found, dtype=float)[inverse]
+
+
+@lru_cache(maxsize=4096)
+def _filled(tensors: tuple[int, ...], ranks: int) -> int:
+    """Return what the fullest rank of fullest_in_order holds."""
+    even, held, counted, rank = sum(tensors) // ranks, [0] * ranks, 0, 0
+    for size in tensors:
+        counted += size
+        if counted > 1.01 * even and rank < ranks - 1:
+            rank, counted = rank + 1, 0
+        held[rank] += size
+    return max(held)

@@ -16,6 +16,7 @@ from solver.spec.precision import element_bytes
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
+from solver.step.parameter_groups import fullest_in_order
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
 from solver.step.states import bucket_bytes
@@ -105,8 +106,25 @@ def test_internevo_joins_and_casts_gradients_for_its_step(framework: str, peak: 
 def test_internevo_deals_whole_tensors(vocabulary: int, layout: dict[str, Any], linears: float, others: float) -> None:
     # 4 layers of 36,864 in linears, 9 norms of 64, two tables of 64 x the vocabulary
     model = MODEL.replace(vocab_size=vocabulary)
-    found = tiny("internevo-2024", 8, model, **{"dp": 8, "zero": 1, "recompute": "none", "micro_batch_size": 64, **layout})
+    values = {"dp": 8, "zero": 1, "recompute": "none", "micro_batch_size": 64, **layout}
+    found = tiny("internevo-2024", 8, model, {"overlap_param_gather": False}, **values)
     assert found.memory.parts[OPTIMIZER, 0] == pytest.approx(12 * (linears + others), rel=1e-9)
+
+
+def test_internevo_fills_ranks_in_order_where_parameters_are_gathered_beside_the_forward_pass() -> None:
+    # tables of 4,096 x 64, layers of norm 64, q, k and v 8,192, output 4,096, norm 64, gate and up 8,192 each, down 8,192, of
+    # which four are 147,968; with the last norm 672,320 in all, 84,040 for each of 8 ranks: the first table goes to the second
+    # rank, which does not count it, and takes the first layer and the second one's attention
+    model = MODEL.replace(vocab_size=4096)
+    found = tiny("internevo-2024", 8, model, {"overlap_param_gather": True}, dp=8, zero=1, zero_shard_size=8,
+                 recompute="none", micro_batch_size=64)  # fmt: skip
+    splits = found.layouts.splits
+    layer = (64, 8192, 4096, 64, 8192, 8192, 8192)
+    second = 4096 * 64 + sum(layer) * 2 + sum(layer[:0])
+    assert sum(layer) == 36_992 and 2 * sum(layer) + 64 + 8192 < 1.01 * 672_320 // 8 < 2 * sum(layer) + 64 + 8192 + 4096
+    held = second + 64 + 8192
+    assert fullest_in_order(found.problem, splits, np.array([8])).tolist() == [held]
+    assert found.memory.parts[OPTIMIZER, 0] == pytest.approx(12 * held, rel=1e-9)
 
 
 #: InternEvo, doc/en/train_performance.md (v0.2.1dev20231121; A800, whole layers recomputed, 4 micro batches of 2,048 tokens):
