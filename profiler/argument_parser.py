@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from profiler.errors import closest
+from profiler.errors import closest, printable
+
+_NO_NUMBER = re.compile(r"(argument .*): invalid (int|float) value: '(.*)'")
+_ABBREVIATED = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([kmgtb])i?", re.IGNORECASE)
+_FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+
+def _written_out(message: str) -> str:
+    """Return argparse's message; of a number with a letter for thousands or millions, how it is written instead."""
+    if not (found := _NO_NUMBER.fullmatch(message)):
+        return message
+    option, kind, text = found.groups()
+    if not (short := _ABBREVIATED.fullmatch(text)):
+        return f"{option} is {printable(text)!r}; it must be a {'whole ' * (kind == 'int')}number"
+    value = float(short[1]) * _FACTORS[short[2].lower()]
+    if kind == "float":
+        return f"{option} is {text!r}; write it out, as {value:g}"
+    power = 1024 ** round(math.log(_FACTORS[short[2].lower()], 1e3))
+    return f"{option} is {text!r}; write it out, as {int(value)} or {int(float(short[1]) * power)}"
 
 
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's, without the usage of all options before an error; ``--help`` prints it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+        self.exit(2, f"error: {_written_out(message)}; {self.prog} --help lists the options\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's, but an option that is not known is an error of the command that it was given to, one before the

@@ -108,6 +108,9 @@ def test_names_that_no_file_has_and_values_that_are_none_are_refused(capsys: pyt
         ([*run, "--json", f"{name}/a.json"], "no file has such a name: File name too long"),
         ([*run, "--as=--"], "--as needs a value"),
         ([*run, "--vocab_size", "0"], "vocab_size is 0; it must be a positive"),
+        ([*run, "--seq_len", "8k"], "argument --seq_len is '8k'; write it out, as 8000 or 8192"),
+        ([*run, "--seq_len", "1e30"], "argument --seq_len is '1e30'; it must be a whole number"),
+        (["plan", "--tokens", "2.5T"], "argument --tokens is '2.5T'; write it out, as 2.5e+12"),
         (["plan", "--tokens", "1e9", "--env=--"], "give each variable once, as in --env TP=4"),
         (["plan", "--tokens", "1e9", "--max_gpus", "100000000"], "must be a whole number of at least 1 and at most 1048576"),
     ):
