@@ -34,7 +34,7 @@ from solver.report.pictures import pareto_figure, save_figure, scaling_figure, s
 from solver.report.terminal import LEAST_CHANGE, balance_text, show_search
 from solver.search.balance import Balanced, balanced
 from solver.search.divisions import Division
-from solver.search.fixed import LIMITED, fixed_but, parse_fixed, parse_varied
+from solver.search.fixed import LIMITED, check_constants, fixed_but, parse_constants, parse_fixed, parse_varied
 from solver.search.hints import faster_settings
 from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
@@ -58,6 +58,7 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     problem, config = inputs.problem, inputs.config
     sequences, rounded = searched_batch(args, problem, config)
     fixed = parse_fixed(args.fix or "")
+    check_constants(parse_constants(args.set or ""), fixed)
     max_sizes = {name: size for name in LIMITED if (size := getattr(args, f"max_{name}")) is not None}
     if args.search is not None:
         left = {"schedule", *Division._fields} if inputs is not whole else set()  # what a layout string of its own replaced

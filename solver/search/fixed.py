@@ -36,6 +36,17 @@ def parse_fixed(text: str) -> dict[str, Any]:
     return fixed
 
 
+#: Constants of a run that change nothing in groups of one rank, and the axis of the group.
+_OF_GROUPS = {"cp_comm": "cp", "tp_comm_overlap": "tp", "p2p_overlap": "pp"}
+
+
+def check_constants(constants: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raise InputError for a constant that changes no layout with what is fixed."""
+    for name, axis in _OF_GROUPS.items():
+        if name in constants and fixed.get(axis) == 1:
+            raise InputError(f"--set {name} changes nothing with --fix {axis}=1; leave one out")
+
+
 def parse_constants(text: str) -> dict[str, Any]:
     """Return the constants of a run that ``precision=fp8,moe_imbalance=1.2`` sets.
 

@@ -555,6 +555,10 @@ NO_CASES = ("--validate", "/absent.jsonl")
         (("--world_size", 8, "--framework", "nonsense"), "megatron-core"),
         (("--world_size", 8, *NO_CASES), "--world_size has no effect with --validate"),
         (NO_CASES, "/absent.jsonl: no such file"),
+        (
+            ("--world_size", 8, "--run_all_solu", "--set", "cp_comm=a2a", "--fix", "cp=1"),
+            "cp_comm changes nothing with --fix cp=1",
+        ),
         ((*NO_CASES, "--csv", "x.csv"), "--csv has no effect with --validate"),
         ((*NO_CASES, "--profile", "h100_sxm"), "--profile has no effect with --validate"),
         (("--world_size", 8, "--run_all_solu", "--seq_len", 4095, "--global_batch_size", 2**22), "sequences of 4095 tokens"),
