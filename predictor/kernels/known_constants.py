@@ -17,15 +17,13 @@ from typing import Any
 
 import numpy as np
 
+ROWS_FOR_PHYSICS = 30  #: measured kernels of one kind that determine the constants of its physical model
 _DECIMALS = 9  # of logarithms of sizes and seconds; noise: 1e-12
 
 
 def without_noise(values: np.ndarray) -> np.ndarray:
     """Round what trees are fitted to, or asked for; any shape."""
     return np.round(values, _DECIMALS)
-
-
-ROWS_FOR_PHYSICS = 30  #: measured kernels of one kind that determine the constants of its physical model
 
 
 @dataclass(frozen=True)

@@ -216,11 +216,9 @@ class PeakMemory:
         kept_logits += has_head * (self._head_operands[self._key] * waiting + deferred)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
+        freed = 1 - 1 / np.maximum(layers, 1)
         if problem.framework.memory.half_gradients_at_end:
-            one = activations / np.maximum(flight, 1.0)[row]  # of a micro batch, of which the last layer's are there at the end
-            of_groups = (elements_of(problem, self._table, self._key, stages, stage, name) for name in self._shares)
-            trained = sum(of_groups, np.zeros(len(self._key)))
-            backward = backward + np.maximum(HALF * trained[row] - (1 - 1 / np.maximum(layers, 1))[row] * one, 0.0)
+            backward = backward + self._half_gradients(stage, activations / np.maximum(flight, 1.0)[row], freed)
         if problem.framework.pipeline.keeps_messages:
             output, beside_loss = self._table.head.output[:, self._key[row]] * has_head * (splits.pp > 1)[row]
             kept_logits += output
@@ -228,12 +226,22 @@ class PeakMemory:
         zero_stages = self._layouts.zero_stages
         state = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
         absent = _absent_gradients(problem, splits, state.gradients)
-        freed = 1 - 1 / np.maximum(layers, 1)
         late = absent
         if absent.any():
             late = absent * share_of_first_layer(problem, self._table, self._key, stages, stage, self._shares)
         casts = casts_of(cast_weights(problem, self._table, self._key, stages, stage), flight, layers, self._layouts)
         return _StageBytes(state, absent, late, freed, casts, activations, kept_logits, loss, backward)
+
+    def _half_gradients(self, stage: int, of_micro_batch: np.ndarray, freed: np.ndarray) -> np.ndarray:
+        """Return 16-bit gradients at the end of the backward pass, beyond activations that are freed by then; [layouts].
+
+        of_micro_batch: activations of one micro batch [layouts]. freed: their share that is no longer there [splits].
+        """
+        problem, row = self._problem, self._layouts.row
+        of_groups = (elements_of(problem, self._table, self._key, self._stages, stage, name) for name in self._shares)
+        trained = sum(of_groups, np.zeros(len(self._key)))
+        held: np.ndarray = np.maximum(HALF * trained[row] - freed[row] * of_micro_batch, 0.0)
+        return held
 
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""
