@@ -233,11 +233,11 @@ class PeakMemory:
         return _StageBytes(state, absent, late, freed, casts, activations, kept_logits, loss, backward)
 
     def _half_gradients(self, stage: int, of_micro_batch: np.ndarray, freed: np.ndarray) -> np.ndarray:
-        """Return 16-bit gradients at the end of the backward pass, beyond activations that are freed by then; [layouts].
+        """Return 16-bit gradients at the end of the backward pass, beyond activations that are freed by then; [pipelines].
 
-        of_micro_batch: activations of one micro batch [layouts]. freed: their share that is no longer there [splits].
+        of_micro_batch: activations of one micro batch [pipelines]. freed: their share that is no longer there [splits].
         """
-        problem, row = self._problem, self._layouts.row
+        problem, row = self._problem, self._pipelines.row
         of_groups = (elements_of(problem, self._table, self._key, self._stages, stage, name) for name in self._shares)
         trained = sum(of_groups, np.zeros(len(self._key)))
         held: np.ndarray = np.maximum(HALF * trained[row] - freed[row] * of_micro_batch, 0.0)
