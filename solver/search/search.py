@@ -21,7 +21,7 @@ from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.spec.schedule_rules import schedule_broken
 from solver.step.layouts import Layouts, Splits
-from solver.step.memory import least_memory, peak_memory
+from solver.step.peak_memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 

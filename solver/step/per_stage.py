@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from solver.step.layouts import Layouts
-from solver.step.memory import MEMORY_PARTS, Memory, PeakMemory
+from solver.step.memory import MEMORY_PARTS, Memory
 from solver.step.op_estimates import STREAMS
 from solver.step.parameter_groups import stage_sizes, stages_of
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
+from solver.step.stage_memory import StageMemory
 from solver.step.stage_seconds import end_recomputed, recomputed_limit, sends_of
 from solver.step.time import TIME_PARTS
 
@@ -97,10 +98,10 @@ def memory_of_passes(solutions: Solutions, index: int) -> tuple[np.ndarray, np.n
     return parts[..., 0].T, np.maximum((absent + update)[:, 0] - gathered, 0.0) * (update[:, 0] > 0)
 
 
-def _peak_of_stages(solutions: Solutions, index: int) -> PeakMemory:
+def _peak_of_stages(solutions: Solutions, index: int) -> StageMemory:
     one, stages = _stages(solutions, index)
     key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
-    return PeakMemory(solutions.problem, solutions.table, key, one, stages)
+    return StageMemory(solutions.problem, solutions.table, key, one, stages)
 
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:

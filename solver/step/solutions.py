@@ -11,7 +11,8 @@ from predictor.kernels.dtypes import FAMILIES
 from profiler.errors import InputError
 from solver.spec.model_size import flops_per_token
 from solver.step.layouts import Layouts
-from solver.step.memory import Memory, peak_memory
+from solver.step.memory import Memory
+from solver.step.peak_memory import peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.terms import SplitTerms, split_terms
 from solver.step.time import StepTimes, step_times

@@ -274,3 +274,13 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     at_loss, passed = fsdp * (not stay), root * (stay != ("head",))
     whole = pool + (np.max(made + sizes.gradient * trained, axis=0) + waiting) * problem.framework.data_parallel.shards_units
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, whole, pool + passed + fsdp + waiting]])
+
+
+def absent_gradients(problem: Problem, splits: Splits, gradients: np.ndarray) -> np.ndarray:
+    """Return the bytes of a stage's ``gradients`` that are not there until the backward pass of a step's only micro batch makes
+    them, [4 ZeRO stages, splits]: all where the optimizer freed them, but for views of DDP's buckets, which stay."""
+    memory = problem.framework.memory
+    absent = gradients * ((splits.num_micro_batches == 1) & memory.frees_gradients)
+    if memory.bucket_views:
+        absent[:3] *= splits.dp * splits.cp == 1
+    return absent
