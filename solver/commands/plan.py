@@ -56,8 +56,8 @@ def add_plan_arguments(p: argparse.ArgumentParser) -> None:
     add_json_argument(p)
 
 
-def plan(args: argparse.Namespace, console: Console) -> None:
-    """Print what training ``--tokens`` takes on each number of GPUs, and write it to ``--json``."""
+def _check(args: argparse.Namespace) -> None:
+    """Refuse figures that no plan can have."""
     for name in ("tokens", "days", "price", "budget"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e18:
@@ -72,6 +72,11 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if args.tokens < (args.global_batch_size or _FEW_TOKENS):
         raise InputError(f"--tokens is {args.tokens:g}, which is less than a step; write 15e12 for 15 trillion")
     check_picture("plot", args.plot)
+
+
+def plan(args: argparse.Namespace, console: Console) -> None:
+    """Print what training ``--tokens`` takes on each number of GPUs, and write it to ``--json``."""
+    _check(args)
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
         raise InputError("--budget needs a price: --price, or --machines NAME=PRICE,...")

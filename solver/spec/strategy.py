@@ -26,6 +26,10 @@ from solver.spec.documents import effective_document
 from solver.spec.pipeline_layout import predicts_apart
 
 DEFAULT_SEQ_LEN = 4096
+#: Fields that name modules, of those that each may name.
+_LISTED = {
+    "recompute_modules": RECOMPUTE_MODULES, "cuda_graph_modules": CUDA_GRAPH_MODULES, "offload_modules": OFFLOAD_MODULES,
+}  # fmt: skip
 
 
 def replicas(is_isp: Any, tp: Any, cp: Any, dp: Any, wp: Any) -> Any:
@@ -142,6 +146,14 @@ class Strategy:
     framework: str = "internevo-2024"  #: the release of docs/frameworks.md whose code runs it
 
     def __post_init__(self) -> None:
+        self._check_types()
+        for key, known in _LISTED.items():
+            if key == "recompute_modules" or getattr(self, key) != "":
+                object.__setattr__(self, key, _modules(key, getattr(self, key), known))
+        self._check_sizes()
+
+    def _check_types(self) -> None:
+        """Refuse values of another type than their key's; numbers written as text or with a fraction of 0 are converted."""
         for key in (key for key in WHOLE_NUMBERS if key in vars(self)):
             whole_number(key, getattr(self, key))
         for key in (key for key in NUMBERS if key in vars(self)):
@@ -151,23 +163,19 @@ class Strategy:
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
+        for key in OPTIONAL_SWITCHES:
+            if not isinstance(getattr(self, key), bool | None):
+                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
+        if not isinstance(self.pipeline_layout, str):
+            raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
+        recomputed_layers_of(self.recompute_stage_layers)
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes that contradict each other."""
         if self.document_lengths:
             effective_document(self.document_lengths, self.seq_len)
         if (self.cp_comm == "a2a+ring") != (self.cp_a2a_size > 1):
             raise InputError(f"cp_comm a2a+ring needs cp_a2a_size above 1, and nothing else does; it is {self.cp_a2a_size}")
-        if not isinstance(self.pipeline_layout, str):
-            raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
-        object.__setattr__(self, "recompute_modules", _modules("recompute_modules", self.recompute_modules, RECOMPUTE_MODULES))
-        if self.cuda_graph_modules != "":
-            graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
-            object.__setattr__(self, "cuda_graph_modules", graphs)
-        if self.offload_modules != "":
-            modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
-            object.__setattr__(self, "offload_modules", modules)
-        recomputed_layers_of(self.recompute_stage_layers)
-        for key in OPTIONAL_SWITCHES:
-            if not isinstance(getattr(self, key), bool | None):
-                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
             raise InputError(
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "
