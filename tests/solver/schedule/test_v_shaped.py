@@ -161,5 +161,5 @@ def test_a_search_tries_them_where_the_framework_runs_them(h100_model: CostModel
     best = {name: search(problem, 64, fixed={"schedule": name, "pp": 4}).best for name in ("1f1b", "zb-v", "v-half", "v-min")}
     assert all(strategy_of(found).schedule == name for name, found in best.items())
     every = search(problem, 64, fixed={"pp": 4}).best
-    assert every.times.seconds[0] <= min(found.times.seconds[0] for found in best.values())
+    assert every.times.seconds[0] <= min(found.times.seconds[0] for found in best.values()) * (1 + 1e-12)
     assert {strategy_of(found).vpp for name, found in best.items() if name != "1f1b"} == {2}
