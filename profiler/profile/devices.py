@@ -35,8 +35,8 @@ _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room: ten
 #: times the H20's above.
 _BALANCE = (5e-4, 0.3)
-#: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
-_PER_UNIT = (0.19, 164)
+#: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (V100) to ten times the most (GB200).
+_PER_UNIT = (0.156, 164)
 #: TFLOP of a joule in 16 bits at the power limit: from a tenth of the least (H20) to ten times the most (B200).
 _PER_JOULE = (0.037, 22)
 #: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.
@@ -44,7 +44,7 @@ _BOUNDS = {
     "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
     "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
     "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
-    "link_peers": (1, 1 << 12), "flash_version": (1, 4), _EXPONENTIALS: (1, 1024),
+    "link_peers": (1, 1 << 12), "flash_version": (0, 4), _EXPONENTIALS: (1, 1024),
 }  # fmt: skip
 _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
@@ -237,9 +237,9 @@ def _number(key: str, value: Any, dtype: str = "") -> float:
 
 
 def _whole(key: str, value: Any) -> int:
-    _, most = _BOUNDS[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        raise InputError(f"{key} is {shown(value)}; it must be a positive whole number, at most {most}")
+    least, most = _BOUNDS[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{key} is {shown(value)}; it must be a whole number from {least:g} to {most:g}")
     return value
 
 

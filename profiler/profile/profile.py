@@ -145,8 +145,7 @@ def gemm_flops(gemms: Table) -> np.ndarray:
 
 
 _DEVICE_FIGURES = (
-    "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "flash_version",
-    "exponentials",
+    "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "exponentials",
 )  # fmt: skip
 
 #: Exponentials per clock of a multiprocessor of every NVIDIA chip from compute capability 7.0 to 10.0 (CUDA C++ Programming
@@ -171,7 +170,7 @@ class Device:
     link_bandwidth: float
     network_bandwidth: float
     link_kind: str = ""
-    flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
+    flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent; 0: none runs on it
     nvlink_domain: int = 0  #: GPUs that share its fastest links, where that is more than a node; 0: those of a node
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
@@ -199,6 +198,8 @@ class Device:
         for name, value in figures.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise InputError(f"device {shown(self.name)}: {name} is {shown(value)}; it must be a positive number")
+        if isinstance(self.flash_version, bool) or not isinstance(self.flash_version, int) or self.flash_version < 0:
+            raise InputError(f"device {self.name}: flash_version is {shown(self.flash_version)}; it must be a whole number")
         if not self.peak_flops:
             raise InputError(f"device {self.name}: peak_flops is empty; it needs at least one dtype")
 

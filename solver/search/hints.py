@@ -47,7 +47,8 @@ def faster_settings(result: SearchResult, least: float) -> list[Hint]:
 
 def _changes(problem: Problem, best: Strategy) -> Iterator[dict[str, Any]]:
     run, model, framework = problem.run, problem.model, problem.framework
-    if run.attention == "unfused" and "attention" not in attention_of(framework, model):
+    runs_flash = problem.cost.device.flash_version and "attention" not in attention_of(framework, model)
+    if run.attention == "unfused" and runs_flash:
         yield {"attention": "flash"}
     if model.is_mixture_of_experts:
         yield from ({"moe_dispatcher": how} for how in dispatchers_on(problem) if how != run.moe_dispatcher)

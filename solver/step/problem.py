@@ -172,8 +172,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
 
 
 def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
-    """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, and
-    for a generation of FlashAttention that was written for later devices. Also where the framework has no such formats, and
+    """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, or
+    for bf16, and for FlashAttention, or a generation of it, that was written for later devices. Also where the framework has no such formats, and
     where they do not fit the model's sizes."""
     framework = framework_of(run.framework)
     if run.precision in QUANTISED and not framework.can_run.quantised:
@@ -183,6 +183,10 @@ def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
     if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
         raise InputError(f"precision {run.precision} does not run on {device.name}, whose number formats are {known}")
+    if run.precision == "bf16" and "bf16" not in device.peak_flops and "fp16" in device.peak_flops:
+        raise InputError(f"{device.name} does not multiply in bf16; give it precision fp16, which it does")
+    if run.attention == "flash" and not device.flash_version:
+        raise InputError(f"no FlashAttention runs on {device.name}; give it attention unfused")
     if run.flash_generation > device.flash_version:
         raise InputError(
             f"flash_generation {run.flash_generation} does not run on {device.name}, whose latest is {device.flash_version}"

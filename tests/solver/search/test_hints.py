@@ -56,6 +56,14 @@ def test_dispatchers_are_suggested_on_the_gpus_that_they_are_made_for(profile: s
     assert CONSTANT_AXES["moe_dispatcher"](problem) == dispatchers_on(problem)
 
 
+def test_flash_attention_is_not_suggested_where_none_runs() -> None:
+    run = {"precision": "fp16", "attention": "unfused"}
+    for profile, suggested in (("v100_sxm_32gb", False), ("a100_sxm_40gb", True)):
+        problem = load_problem("configs/models/gemma3_1b.json", 8, profile=profile, seq_len=2048, **run)
+        hints = faster_settings(search(problem, 64), 0.0)
+        assert any(hint.setting == "attention=flash" for hint in hints) == suggested
+
+
 def test_nothing_is_said_of_what_a_model_has_not(h100_model: CostModel) -> None:
     problem = make_problem(DENSE, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
     assert faster_settings(search(problem, 16), 0.0) == []

@@ -453,6 +453,18 @@ def test_a_run_may_state_its_generation_of_flash_attention() -> None:
         make_problem(TINY, 8, cost, framework="llm-foundry", flash_generation=3)
 
 
+def test_a_gpu_before_ampere_has_neither_bf16_nor_flash_attention() -> None:
+    volta = toy_cost(device=replace(DEVICE, name="volta", peak_flops={"fp16": 1e15}, flash_version=0))
+    with pytest.raises(InputError, match="volta does not multiply in bf16; give it precision fp16"):
+        make_problem(TINY, 8, volta, precision="bf16", attention="unfused")
+    with pytest.raises(InputError, match="no FlashAttention runs on volta; give it attention unfused"):
+        make_problem(TINY, 8, volta, precision="fp16")
+    of_16_bits = [make_problem(TINY, 8, cost, precision="fp16", attention="unfused") for cost in (volta, toy_cost())]
+    layout = of_16_bits[0].run.replace(dp=8)
+    seconds = [estimate_layouts(problem, Layouts.of([layout])).times.seconds[0] for problem in of_16_bits]
+    assert seconds[0] == seconds[1]
+
+
 def test_a_group_of_four_micro_batches_hides_twice_as_much_of_the_gradients_of_interleaved_chunks() -> None:
     # four micro batches of a chunk's one layer run beside the message instead of pp = 2: two backward passes of a layer more,
     # of which a twentieth is lost to contention
