@@ -79,9 +79,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed
     pipeline = pipeline + np.where(overlaps_sends(problem, terms, layouts), 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     if run.defer_embedding_wgrad_compute:
-        again = terms.stages.recomputed(stages.limit, row)[1]
-        drains = over_kinds(terms.stages.totals[:, None], layer.backward) + over_kinds(again, layer.recompute)
-        pipeline = with_deferred(pipeline, m * deferred, drains * (pp - 1) / (pp * vpp))
+        pipeline = with_deferred(pipeline, m * deferred, stages.draining)
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * stages.ends.recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_extra)
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]

@@ -179,6 +179,18 @@ class PipelineStages:
         )
         return layers + self.ends.embedding + self.ends.head + self.sends.filling
 
+    @property
+    def draining(self) -> np.ndarray:
+        """Seconds of the backward passes of one chunk of every stage but the last, during which that one waits: [layouts]."""
+        kinds, row = self.terms.stages, self.layouts.row
+        of_stages, of_all = kinds.recomputed(self.limit, row)
+        ends = kinds.has_end[:, row]
+        last = ((np.cumsum(ends, axis=0) == 1) & ends)[:, None]  # padded stages repeat the first, which with pp 1 is the last too
+        layers = kinds.totals[:, None] - (kinds.counts[:, :, row] * last).sum(axis=0)
+        again = of_all - (of_stages * last).sum(axis=0)
+        seconds = over_kinds(layers, self.layer.backward) + over_kinds(again, self.layer.recompute)
+        return seconds / self.terms.splits.vpp[row]
+
 
 class Bottleneck(NamedTuple):
     """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts."""

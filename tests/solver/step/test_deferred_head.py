@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import TINY, all_layouts, make_problem, toy_cost
 
+from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.report.timeline import step_timeline
@@ -95,6 +96,25 @@ def test_the_step_is_explained_and_drawn() -> None:
         assert drawn.seconds == pytest.approx(drawn.predicted, rel=0.02)
         last = drawn.line.stage == 3
         assert (np.diff(drawn.line.start[last]) > 0).all() and drawn.line.kind[last][-1] == "W"
+
+
+def test_what_hides_gradients_is_the_drain_of_the_other_stages(h100_model: CostModel) -> None:
+    # two dense layers on the first stage; two with experts on the last, whose own backward passes hide nothing
+    model = TINY.replace(hidden_size=1024, num_hidden_layers=4, vocab_size=128_000, first_k_dense_replace=2, num_experts=4,
+                         num_experts_per_tok=2, moe_intermediate_size=512)  # fmt: skip
+    at_once, later = (
+        make_problem(model, 2, h100_model, 4096, framework="megatron-core", p2p_overlap=False, cuda_graphs=True,
+                     defer_embedding_wgrad_compute=defers) for defers in (False, True)
+    )  # fmt: skip
+    layout = Layouts.of([at_once.run.replace(pp=2, dp=1, num_micro_batches=8)])
+    before, after = (estimate_layouts(one, layout) for one in (at_once, later))
+    dense = 2 * float(before.table.layers[0].times.backward.sum(axis=0)[0])
+    grad = float(before.terms.projection_weight_grad[0])
+    assert 8 * grad > dense
+    saved = float(before.times.seconds[0] - after.times.seconds[0])
+    stragglers = float(before.times.seconds[0] / (before.times.seconds[0] - before.times.after[-1, 0]))
+    assert saved == pytest.approx(stragglers * dense, rel=1e-6)
+    assert (after.times.parts >= -1e-12 * after.times.seconds).all()
 
 
 def test_it_never_costs_time_and_never_saves_memory() -> None:
