@@ -35,7 +35,7 @@ _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room: ten
 #: times the H20's above.
 _BALANCE = (5e-4, 0.3)
-#: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (V100) to ten times the most (GB200).
+#: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least shipped device (V100) to ten times the most (GB200).
 _PER_UNIT = (0.156, 164)
 #: TFLOP of a joule in 16 bits at the power limit: from a tenth of the least (H20) to ten times the most (B200).
 _PER_JOULE = (0.037, 22)

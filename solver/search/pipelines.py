@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from solver.search.divisions import Division, divisions, divisors
 from solver.spec.choices import ONE_F_ONE_B, SCHEDULES, V_SHAPED
@@ -32,36 +32,64 @@ class PipelineRun(NamedTuple):
         return (*others, *division)
 
 
+_Way = TypeVar("_Way")
+_Rules = Sequence[tuple[Callable[[_Way], bool], str]]  #: whether a way is allowed, and what is wrong where none is
+
+
 def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[PipelineRun]:
-    """Return the runs of ``pp`` stages that the framework offers."""
-    framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
-    group, overlaps = run.micro_batch_group, run.moe_exchange_overlap
-    schedules = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
-    if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
-        rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
-    if problem.chunks:
-        schedules = tuple(name for name in schedules if name in can_run.laid_out and name not in V_SHAPED)
-    schedules = tuple(name for name in schedules if deferral_runs(run.defer_embedding_wgrad_compute, pp, name))
-    if not schedules:
-        rejected[NO_DRAIN] += 1
+    """Return the runs of ``pp`` stages that the framework offers; where there are none, why is counted in ``rejected``."""
+    schedules, divided = _schedules(problem, pp, rejected), _divided(problem, pp, rejected)
+    if not schedules or not divided:
         return []
-    further = predicted_beside(framework, problem.model)
-    divided = [
-        (vpp, division) for vpp, division in divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
-        if overlap_runs(overlaps, pp, vpp, "none", further) and (not group or vpp > 1)
-        and (vpp == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
-    ]  # fmt: skip
-    schedules = tuple(name for name in schedules if not group or name in ONE_F_ONE_B)
+    can_run, group = problem.framework.can_run, problem.run.micro_batch_group
     found = _runs(divided, schedules, sequences, rejected, pp=pp, group=group, tries_others=can_run.micro_batch_groups)
-    if not found:
-        rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
     if can_run.unfilled_stages is None:
         return found
     least = pp - can_run.unfilled_stages
     filled = [run for run in found if run.num_micro_batches >= least or SCHEDULES[run.schedule] != "1f1b"]
     if few := len(found) - len(filled):
-        rejected[f"fewer micro batches than 1F1B takes under {framework.name}"] += few
+        rejected[f"fewer micro batches than 1F1B takes under {problem.framework.name}"] += few
     return filled
+
+
+def _schedules(problem: Problem, pp: int, rejected: Counter[str]) -> Sequence[str]:
+    """Return the names of the schedules that ``pp`` stages may run."""
+    framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
+    found = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
+    if pp > 1 and len(found) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
+        rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
+    rules: _Rules[str] = (
+        (lambda name: not problem.chunks or (name in can_run.laid_out and name not in V_SHAPED),
+         f"{framework.name} runs a pipeline_layout by no schedule of a search"),
+        (lambda name: deferral_runs(run.defer_embedding_wgrad_compute, pp, name), NO_DRAIN),
+        (lambda name: not run.micro_batch_group or name in ONE_F_ONE_B, "micro_batch_group needs a schedule that interleaves"),
+    )  # fmt: skip
+    return _obeying(found, rules, rejected)
+
+
+def _divided(problem: Problem, pp: int, rejected: Counter[str]) -> Sequence[tuple[int, Division]]:
+    """Return (vpp, division of the layers) of all ways in which ``pp`` stages may hold chunks."""
+    framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
+    found = divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
+    further = predicted_beside(framework, problem.model)
+    rules: _Rules[tuple[int, Division]] = (
+        (lambda way: not run.micro_batch_group or way[0] > 1, "micro_batch_group needs interleaved stages"),
+        (lambda way: overlap_runs(run.moe_exchange_overlap, pp, way[0], "none", further),
+         "moe_exchange_overlap needs interleaved stages"),
+        (lambda way: way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving,
+         f"{framework.name} interleaves stages only with p2p_overlap"),
+    )  # fmt: skip
+    return _obeying(found, rules, rejected)
+
+
+def _obeying(found: Sequence[_Way], rules: _Rules[_Way], rejected: Counter[str]) -> Sequence[_Way]:
+    """Return those of ``found`` that obey all rules; the first one that none obeys is counted in ``rejected``."""
+    for holds, why in rules:
+        left = [way for way in found if holds(way)]
+        if found and not left:
+            rejected[why] += 1
+        found = left
+    return found
 
 
 def _runs(

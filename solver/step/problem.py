@@ -173,8 +173,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
 
 def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
     """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, or
-    for bf16, and for FlashAttention, or a generation of it, that was written for later devices. Also where the framework has no such formats, and
-    where they do not fit the model's sizes."""
+    for bf16, and for FlashAttention, or a generation of it, that was written for later devices. Also where the framework has no
+    such formats, and where they do not fit the model's sizes."""
     framework = framework_of(run.framework)
     if run.precision in QUANTISED and not framework.can_run.quantised:
         raise InputError(f"precision {run.precision} is none of {framework.name}'s, whose linears are 16-bit or fp32")

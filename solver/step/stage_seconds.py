@@ -185,7 +185,7 @@ class PipelineStages:
         kinds, row = self.terms.stages, self.layouts.row
         of_stages, of_all = kinds.recomputed(self.limit, row)
         ends = kinds.has_end[:, row]
-        last = ((np.cumsum(ends, axis=0) == 1) & ends)[:, None]  # padded stages repeat the first, which with pp 1 is the last too
+        last = ((np.cumsum(ends, axis=0) == 1) & ends)[:, None]  # with pp 1 the first stage, which padding repeats
         layers = kinds.totals[:, None] - (kinds.counts[:, :, row] * last).sum(axis=0)
         again = of_all - (of_stages * last).sum(axis=0)
         seconds = over_kinds(layers, self.layer.backward) + over_kinds(again, self.layer.recompute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN
 from solver.search.divisions import divisors
 from solver.search.kept import pareto
+from solver.search.pipelines import pipelines
 from solver.search.search import DOES_NOT_FIT, SearchResult, search
 from solver.search.space import enumerate_splits
 from solver.spec.choices import Recompute, TpMode
@@ -388,3 +390,18 @@ def test_a_share_of_a_stage_is_recomputed_in_each_of_its_chunks() -> None:
         if pp == 4 and level == Recompute.FULL:
             found.setdefault(vpp, set()).add(layers)
     assert found == {1: {1, 2, 3, -1}, 2: {2, -1}, 4: {-1}}
+
+
+@pytest.mark.parametrize(
+    ("framework", "constants", "reason"),
+    [
+        ("torchtitan", {"micro_batch_group": 6}, "micro_batch_group needs interleaved stages"),
+        ("torchtitan", {"pipeline_layout": "Et|t|t|tL"}, "interleaving needs micro batches in multiples of pp"),
+        ("internevo", {"pipeline_layout": "Et|t|t|tL"}, "internevo-2023 interleaves stages only with p2p_overlap"),
+    ],
+)  # fmt: skip
+def test_why_a_pipeline_has_no_runs_is_the_rule_that_none_obeys(framework: str, constants: dict[str, Any], reason: str) -> None:
+    model = TINY.replace(num_hidden_layers=4 if "pipeline_layout" in constants else 2)
+    problem = make_problem(model, 2, toy_cost(), framework=framework, **constants)
+    rejected: Counter[str] = Counter()
+    assert not pipelines(problem, 2, 7, rejected) and list(rejected) == [reason]
