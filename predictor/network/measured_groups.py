@@ -14,6 +14,7 @@ from profiler.profile.profile import Profile, Table
 #: Standard deviation of log time of a measured group: what two nodes or two runs of one cluster differ by (as inside a node).
 MEASURED_STD = 0.05
 _OWN_LOGS = "to use your own: foretrain measure --import-nccl-tests LOG..."
+_OWN_RATES = "to use your own: state what its all-reduces reach in a cluster file (--cluster)"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def describe_network(profile: Profile) -> str:
         shapes = ", ".join(f"{nodes} x {ranks}" for ranks, nodes in kinds[:6]) + (" ..." if len(kinds) > 6 else "")
         how = "fitted to" if len(kinds) > 1 else "one efficiency and one latency fitted to"
         return f"network between nodes: {how} this profile's own measurements of {shapes} ranks; those are used as measured"
+    own = _OWN_RATES if profile.derivation else _OWN_LOGS
     if profile.laws.get("inter_node"):
-        return f"network between nodes: fitted to published logs of other clusters; {_OWN_LOGS}"
-    return f"network between nodes: nominal bandwidth and usual efficiency, nothing was measured; {_OWN_LOGS}"
+        return f"network between nodes: fitted to published logs of other clusters; {own}"
+    return f"network between nodes: nominal bandwidth and usual efficiency, nothing was measured; {own}"

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile.devices import DATASHEETS, Datasheet
+from profiler.profile.devices import DATASHEETS, Datasheet, datasheet_of_device
 from profiler.profile.profile import Derivation, Profile, gemm_flops
 
 #: Share of a chip's most power that it takes whatever its clock: leakage, memory and links (assumed; an H100 of 700 W idles at
@@ -28,11 +28,11 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     runs these kernels.
     """
     links = links or kernels
-    base = DATASHEETS.get(kernels.name)
+    base = datasheet_of_device(kernels.device)
     of_vendor = _vendor(kernels) == sheet.device.name.split()[0]
-    same = base is not None and base.architecture == sheet.architecture
+    same = bool(base) and DATASHEETS[base].architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
-    stated = kernels.name if same else sheet.kernel_scale_of
+    stated = base if same else sheet.kernel_scale_of
     beside, power = (stated, sheet.power) if stated else power_reference(sheet)
     try:
         slower = dict.fromkeys(sheet.device.peak_flops, 1.0)
@@ -51,24 +51,22 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
 
 
 def power_reference(sheet: Datasheet) -> tuple[str, float]:
-    """Return the known device of the architecture of ``sheet`` that is nearest in 16-bit peak ("" if none is), and the power
-    [W] at which ``sheet`` is beside it.
+    """Return the known device of the architecture of ``sheet`` beside which its power limit counts, "" if none is known, and
+    the power [W] at which ``sheet`` is beside it, where kernels of another architecture are rescaled.
 
-    Beside it the power limit counts where kernels of another architecture are rescaled. Of several with one peak each states
-    it at its own power, so that between these more power is no gain; it never is a loss.
+    Of measured devices, or else of all known ones, the one with the highest 16-bit peak, whatever the figures of ``sheet``: a
+    reference that changed with them would make a better chip slower. Of several with one peak each states it at its own power,
+    so that between these more power is no gain; it never is a loss.
     """
-
-    def distance(known: Datasheet) -> float:
-        return float(abs(np.log(known.device.half_peak / sheet.device.half_peak)))
-
     alike = {name: known for name, known in DATASHEETS.items() if known.architecture == sheet.architecture}
+    alike = {name: known for name, known in alike.items() if not known.derived_from} or alike
     if not alike:
         return "", sheet.power
-    least = min(map(distance, alike.values()))
-    nearest = sorted((known.power, name) for name, known in alike.items() if distance(known) <= least)
-    below = [one for one in nearest if one[0] <= sheet.power] or nearest[:1]
+    most = max(known.device.half_peak for known in alike.values())
+    highest = sorted((known.power, name) for name, known in alike.items() if known.device.half_peak == most)
+    below = [one for one in highest if one[0] <= sheet.power] or highest[:1]
     power, name = below[-1]
-    return name, power if nearest[0][0] <= sheet.power < nearest[-1][0] else sheet.power
+    return name, power if highest[0][0] <= sheet.power < highest[-1][0] else sheet.power
 
 
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:

@@ -260,6 +260,11 @@ DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({path.stem: _read(path) f
 DEVICES: Mapping[str, Device] = MappingProxyType({name: sheet.device for name, sheet in DATASHEETS.items()})
 
 
+def datasheet_of_device(device: Device) -> str:
+    """Return the name of the datasheet of a measured device, which every profile of it keeps; "" where there is none."""
+    return next((name for name, sheet in DATASHEETS.items() if sheet.device.name == device.name), "")
+
+
 def device_named(name: str) -> str:
     """Return the device of configs/devices that ``name`` means, in any spelling ("A100-SXM4-40GB"), or ``name`` as it is."""
     return name if name in DATASHEETS else _NAMES.get(_spelling(name), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
@@ -78,8 +79,8 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
 def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DATA) -> tuple[Profile, str]:
     """Return (the profile rescaled to another device, a sentence that says so).
 
-    profile: whose kernels are rescaled; None: those that the device's file names (derived_from), or of the measured device of
-    its architecture that is nearest, or the shipped default.
+    profile: whose kernels are rescaled; None: those that the device's file names (derived_from), or of a measured device of
+    its architecture, or the shipped default.
     name_or_path: a device of configs/devices, or a device file. Collectives are those of its links_from, where it names one.
     Raises InputError for a name that is not known.
     """
@@ -104,13 +105,19 @@ def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DA
 
 
 def _measured_like(sheet: Datasheet) -> str:
-    """Return the measured device of a device's architecture that is nearest by its 16-bit peak, then by its memory's bandwidth;
-    the default where there is none."""
-    alike = [name for name, known in DATASHEETS.items() if not known.derived_from and known.architecture == sheet.architecture]
+    """Return the measured device of a device's architecture with the same kind of link, or where it states none the nearest
+    rate, and of several the one that most known devices are derived from; the default where there is none.
 
-    def apart(name: str) -> tuple[float, float]:
+    No other figure decides, so that a better one does not change whose kernels are rescaled.
+    """
+    alike = [name for name, known in DATASHEETS.items() if not known.derived_from and known.architecture == sheet.architecture]
+    bases = Counter(known.derived_from for known in DATASHEETS.values())
+
+    def apart(name: str) -> tuple[float, int]:
         known, own = DATASHEETS[name].device, sheet.device
-        return abs(math.log(known.half_peak / own.half_peak)), abs(math.log(known.memory_bandwidth / own.memory_bandwidth))
+        kind = own.link_kind.split()[:1]
+        links = kind != known.link_kind.split()[:1] if kind else abs(math.log(known.link_bandwidth / own.link_bandwidth))
+        return float(links), -bases[name]
 
     return min(alike, key=apart, default=DEFAULT_PROFILE)
 

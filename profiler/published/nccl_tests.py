@@ -83,7 +83,15 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     Logs of groups that span nodes show the network of this cluster: they replace all of the profile's measurements between
     nodes, and its stated constants become the prior of a fit to them. ``meta["nccl_tests"]`` states the origin: per log its
     measurements by op, what was left out, and what was replaced.
+
+    Raises InputError for a profile without measurements of its own, whose kernels the file would not hold.
     """
+    if profile.derivation:
+        raise InputError(
+            f"profile {profile.name} is derived from {profile.derivation.kernels.name}: a file holds measurements, and it has "
+            "none of its own. State what these logs reached in a cluster file instead (all_reduce_busbw_gb_s, "
+            "all_reduce_busbw_in_node_gb_s: configs/README.md)"
+        )
     different, notes = _different(paths)
     logs = [read_log(path, test) for path in different]
     tables, left_out = usable_tables(logs, profile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,33 @@ def test_a_higher_peak_at_the_same_power_is_never_slower(h100: CostModel, times:
     for kind, before in estimates(same).items():
         after = estimates(on(replace(sheet, device=replace(sheet.device, peak_flops=peaks))))[kind]
         assert (after.seconds <= before.seconds * 1.001).all(), kind
+
+
+def test_kernels_of_another_architecture_are_rescaled_beside_one_device_of_the_chips_own() -> None:
+    """From kernels of the B200 a Hopper's power counts beside the H100 whatever its peak: a higher one is never slower."""
+    b200, sheet = find_profile("b200_sxm")[0], DATASHEETS["h100_sxm"]
+
+    def derived(peak: float) -> tuple[str, float]:
+        flops = {"bf16": peak, "fp8": 2 * peak}
+        chip = replace(sheet, power=650, device=replace(sheet.device, peak_flops=flops))
+        derivation = derived_profile("chip", chip, b200).derivation
+        assert derivation is not None
+        return derivation.power_beside, peak / max(derivation.power_slowdown["bf16"], 1.0)
+
+    found = [derived(tera * 1e12) for tera in (700, 760, 790, 800, 840, 900, 990, 1100)]
+    assert {beside for beside, _ in found} == {"h100_sxm"}
+    assert all(slower <= faster * (1 + 1e-12) for (_, slower), (_, faster) in pairwise(found))
+
+
+def test_a_machine_that_was_measured_here_is_its_device_whatever_its_profile_is_called() -> None:
+    own = replace(find_profile("h100_sxm")[0], name="this machine")
+    here, shipped = (derived_profile("chip", DATASHEETS["h100_96gb_500w"], kernels).derivation
+                     for kernels in (own, find_profile("h100_sxm")[0]))  # fmt: skip
+    assert here is not None and shipped is not None and here.similarity == "architecture"
+    assert (here.power_beside, here.power_slowdown) == (shipped.power_beside, shipped.power_slowdown)
+    other = replace(own, name="h100_sxm", device=replace(own.device, name="NVIDIA GeForce RTX 4090"))
+    stranger = derived_profile("chip", DATASHEETS["h100_96gb_500w"], other).derivation
+    assert stranger is not None and stranger.similarity == "vendor"
 
 
 def test_no_newer_attention_than_the_kernels_were_measured_with() -> None:

@@ -197,12 +197,14 @@ def test_a_peak_that_is_stated_with_sparsity_is_named(tmp_path: Path) -> None:
 
 
 def test_a_chip_takes_the_kernels_of_its_architecture(tmp_path: Path) -> None:
-    """B200's figures under another name; more memory bandwidth makes an own Hopper an H200."""
+    """B200's figures under another name; kernels of an own Hopper are the H100's, of an Ampere those of its kind of link."""
     b200 = json.loads((FOLDER / "b200_sxm.json").read_text())
     (tmp_path / "mine.json").write_text(json.dumps({key: value for key, value in b200.items() if key != "aliases"}))
     for path, measured in (
         (str(tmp_path / "mine.json"), "b200_sxm"),
-        (device_file(tmp_path / "hopper.json", memory_bandwidth_gb_s=4500), "h200_sxm"),
+        (device_file(tmp_path / "hopper.json", memory_bandwidth_gb_s=4500), "h100_sxm"),
+        (device_file(tmp_path / "ampere.json", architecture="ampere", memory_bandwidth_gb_s=1800), "a100_sxm_80gb"),
+        (device_file(tmp_path / "slot.json", architecture="ampere", link_kind="PCIe 4.0"), "a100_pcie_80gb"),
         (device_file(tmp_path / "zeta.json", architecture="zeta"), "h100_sxm"),
     ):
         derivation = as_device(None, path)[0].derivation

@@ -285,6 +285,13 @@ def test_a_second_import_keeps_the_first(tmp_path: Path) -> None:
     assert len(own) == 1 and own["source"][0] == "nccl-tests log all_reduce.log" and len(joined.table("broadcast")) == 1
 
 
+def test_logs_join_no_derived_profile_whose_kernels_no_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write(tmp_path, "x.log", new_log("all_reduce", 1, 8, ROW).replace("NVIDIA H100 80GB HBM3", "NVIDIA H20"))
+    assert main(["--import-nccl-tests", str(log), "--profile", "h20", "--output", str(tmp_path)]) == 2
+    assert "profile h20 is derived from h100_sxm: a file holds measurements" in capsys.readouterr().err
+    assert not (tmp_path / "data.pt").exists()
+
+
 def test_a_named_profile_adds_missing_tables_to_an_own_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipped = read_profile(PROF_DATA / "h100_sxm.pt")
     few = shipped.table("linear").where(np.arange(len(shipped.table("linear"))) < 10)
