@@ -49,7 +49,7 @@ _COSTS = (
     "  idle in its last wave, and each takes its idle power. An A100 with 1% more multiprocessors trains Llama 3 8B on 16 GPUs",
     "  0.5% slower, with four times as many 5%; four times the multiprocessors of a B200 are 5% slower than 1.3 times.",
     "* **NVLink domain.** Collectives that stay inside it delay the compute beside them by all that they move; of those that",
-    "  leave it only what passes inside the node does. A larger domain may so cost up to 0.7%, and 0.003% where all of it is",
+    "  leave it only what passes inside the node does. A larger domain may so cost up to 1.4%, and 0.003% where all of it is",
     "  hidden. Of links that a PCIe tree shares it is another matter: a layout whose groups span 16 A100 PCIe of one domain",
     "  may take a sixth longer than on two domains of 8 with a network between them.\n",
 )

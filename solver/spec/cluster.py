@@ -58,11 +58,12 @@ class Cluster:
         pair = min(units[0], 2 * node)
         parts = [n for n in range(pair, domain + 1, pair) if world % n == 0]
         part = max(parts, default=node)
-        # groups are powers of two, which straddle parts that are none: 64 GPUs of each NVL72
+        # groups are powers of two, which straddle parts that hold no whole ones: 64 GPUs of each NVL72, twice 64 of a domain of 144
         even = max((n for n in parts if not n & (n - 1)), default=node)
-        if part < world and 2 * even > domain:
-            part = even
-        if 2 * part <= min(domain, world):
+        fills = 2 * even > domain or (even >= _WIDE_GROUP and 9 * even * (domain // even) >= 8 * domain)
+        if part < world and part % even and fills:
+            part = max(n for n in parts if n % even == 0)
+        elif 2 * part <= min(domain, world):
             least = -(-world // -(-world // domain))  # of as few domains
             part = next(whole for unit in units if (whole := -(-least // unit) * unit) <= domain)
         return replace(self, nvlink_domain=part)
@@ -74,6 +75,8 @@ class Cluster:
                 raise InputError(f"cluster {self.name}: {field.name} is {value}; it must be positive")
 
 
+#: Groups of fewer GPUs are worth no GPUs of a domain that is several times as large.
+_WIDE_GROUP = 64
 _MAY_BE_ZERO = ("nvlink_domain", "link_peers", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0

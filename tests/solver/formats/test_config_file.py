@@ -549,6 +549,16 @@ def test_the_part_of_each_rack_that_a_job_gets(world: int, part: int) -> None:
         assert -(-world // part) == -(-world // 72), "as few racks as can be"
 
 
+@pytest.mark.parametrize(
+    ("domain", "world", "part"),
+    [(144, 576, 64), (144, 1152, 128), (288, 1152, 128), (576, 1152, 384), (128, 1152, 128), (144, 432, 144)],
+)
+def test_wide_groups_do_not_straddle_domains_of_other_sizes(domain: int, world: int, part: int) -> None:
+    cluster = cluster_of(DEVICES["gb200"], {"nvlink_domain": domain}).for_world(world)
+    assert cluster.gpus_per_domain == part
+    assert part % min(world & -world, 128) == 0
+
+
 def test_a_few_more_gpus_do_not_tear_the_racks_apart() -> None:
     """76 and 152 are four and eight times a prime; the exchange of experts stays on NVLink as it does on 72 and 80."""
     steps = []
