@@ -251,13 +251,14 @@ class CostModel:
         intra: Any,
         inter: Any,
         dispatcher: str = "deepep",
-        node_limit: Any = 0,
+        groups: Any = 0,
+        chosen: Any = 0,
     ) -> Estimate:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
         nodes = np.asarray(inter)
         bandwidth = self._bandwidths("all2all", nodes, np.zeros_like(nodes))  # ranks of experts are neighbours
-        alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, node_limit)
+        alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, groups, chosen)
         called = np.where(alone.seconds > 0, CALL_SECONDS[dispatcher], 0.0)
         return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter) + called), "collective")
 

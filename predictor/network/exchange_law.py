@@ -21,7 +21,7 @@ import numpy as np
 
 from predictor.estimate import Basis, std_of_errors
 from profiler.profile.profile import Table
-from profiler.profile.routing import expected_groups
+from profiler.profile.routing import expected_places
 
 #: Share of the network's rate that remains on twice as many nodes as were measured, and its uncertainty. Rates to others on 8
 #: nodes of 8 Hopper GPUs with 400 Gbit/s each, in GB/s: 17 (ai-dynamo/aiconfigurator, left out of the profile), 28
@@ -45,7 +45,7 @@ class Exchange:
     """Exchanges as float64 arrays of one shape.
 
     tokens: per rank. row_bytes: of a token's row as sent. intra, inter: ranks of the expert group in a node, nodes.
-    bandwidth: bytes/s per GPU between nodes. node_limit: most nodes to which a token may go.
+    bandwidth: bytes/s per GPU between nodes. groups, chosen: of a router that first chooses groups (expected_places).
     """
 
     tokens: np.ndarray
@@ -55,25 +55,25 @@ class Exchange:
     intra: np.ndarray
     inter: np.ndarray
     bandwidth: np.ndarray
-    node_limit: np.ndarray
+    groups: np.ndarray
+    chosen: np.ndarray
 
     @classmethod
     def of(cls, rows: Table, bandwidth: float) -> Exchange:
         """The shapes of rows of a profile, routed without a limit."""
         shape = {name: rows[name].astype(np.float64) for name in SHAPE}
-        return cls(**shape, bandwidth=np.full(len(rows), bandwidth), node_limit=np.full(len(rows), np.inf))
+        none = np.zeros(len(rows))
+        return cls(**shape, bandwidth=np.full(len(rows), bandwidth), groups=none, chosen=none)
 
     @property
     def copies(self) -> np.ndarray:
         """Expected copies of a row, one per rank."""
-        nodes = np.minimum(self.inter, self.node_limit)
-        return expected_groups(nodes * self.intra, self.experts * nodes / self.inter, self.top_k)
+        return expected_places(self.inter * self.intra, self.experts, self.top_k, self.groups, self.chosen)
 
     @property
     def other_nodes(self) -> np.ndarray:
         """Expected number of other nodes to which a row goes."""
-        nodes = np.minimum(self.inter, self.node_limit)
-        reached = expected_groups(nodes, self.experts * nodes / self.inter, self.top_k)
+        reached = expected_places(self.inter, self.experts, self.top_k, self.groups, self.chosen)
         return reached * (self.inter - 1) / self.inter
 
 

@@ -73,27 +73,26 @@ class ExpertExchangeModel:
 
     def predict(
         self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
-        dispatcher: str = "deepep", node_limit: Any = 0,
+        dispatcher: str = "deepep", groups: Any = 0, chosen: Any = 0,
     ) -> Estimate:  # fmt: skip
         """Estimate ``op``; array arguments broadcast.
 
         tokens: per rank. row_bytes: bytes of a token's row as sent. intra, inter: ranks of the expert group in a node (or other
-        NVLink domain), nodes. network_bandwidth: bytes/s per GPU. node_limit: most nodes to which a token may go, 0 for any. A
-        group of one rank and an exchange of nothing take no time.
+        NVLink domain), nodes. network_bandwidth: bytes/s per GPU. groups, chosen: of a router that first chooses groups of
+        experts (profiler.profile.routing.expected_places). A group of one rank and an exchange of nothing take no time.
         """
         key = (dispatcher, op)
         if key not in self.laws:
             raise InputError(f"no {op!r} of {dispatcher!r}; ops are {', '.join(OPS)}, dispatchers {', '.join(DISPATCHERS)}")
-        given = (tokens, row_bytes, top_k, experts, intra, inter, network_bandwidth, node_limit)
+        given = (tokens, row_bytes, top_k, experts, intra, inter, network_bandwidth, groups, chosen)
         shape = np.broadcast_shapes(*(np.shape(a) for a in given))
         flat = [np.ravel(np.broadcast_to(np.asarray(a, dtype=np.float64), shape)) for a in given]
         _check(*flat)
-        limit = np.where(flat[7] > 0, flat[7], np.inf)
-        at = Exchange(**dict(zip(SHAPE, flat, strict=False)), bandwidth=flat[6], node_limit=limit)
+        at = Exchange(**dict(zip(SHAPE, flat, strict=False)), bandwidth=flat[6], groups=flat[7], chosen=flat[8])
         law = self.laws[key]
         seconds = law.seconds(at, self.link_bandwidth * link_share(at.intra, self.link_peers))
         std, basis = law.uncertainty(at)
-        exact = _among(_shapes(_KEYS.index(key), flat[:6]), self.measured) & (limit >= at.inter)
+        exact = _among(_shapes(_KEYS.index(key), flat[:6]), self.measured) & (at.chosen >= at.groups)
         basis[exact] = Basis.MEASURED
         nothing = (at.intra * at.inter <= 1) | (at.tokens <= 0) | (at.row_bytes <= 0)
         seconds[nothing], std[nothing], basis[nothing] = 0.0, 0.0, Basis.MEASURED
@@ -134,7 +133,7 @@ def _among(asked: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 def _check(
     tokens: np.ndarray, row_bytes: np.ndarray, top_k: np.ndarray, experts: np.ndarray, intra: np.ndarray, inter: np.ndarray,
-    bandwidth: np.ndarray, limit: np.ndarray,
+    bandwidth: np.ndarray, groups: np.ndarray, chosen: np.ndarray,
 ) -> None:  # fmt: skip
     if not (np.isfinite(tokens * row_bytes) & (tokens >= 0) & (row_bytes >= 0)).all():
         raise InputError("tokens and the bytes of their rows must be finite, not negative")
@@ -142,5 +141,7 @@ def _check(
         raise InputError("a token needs at least one expert, and at most as many as there are")
     if not ((intra >= 1) & (inter >= 1) & np.isfinite(intra * inter)).all():
         raise InputError("a group needs at least one rank in at least one node")
-    if not ((bandwidth > 0) & np.isfinite(bandwidth) & (limit >= 0)).all():
-        raise InputError("the network bandwidth must be positive bytes/s per GPU, the limit of nodes not negative")
+    if not ((bandwidth > 0) & np.isfinite(bandwidth)).all():
+        raise InputError("the network bandwidth must be positive bytes/s per GPU")
+    if not ((groups >= 0) & np.isfinite(groups) & (chosen >= 0) & ((chosen > 0) | (groups == 0))).all():
+        raise InputError("groups of experts must not be negative, and a router that has some chooses at least one")

@@ -191,17 +191,19 @@ def _routing_map(shapes: Shapes) -> list[Op]:
 
 
 def _choices(shapes: Shapes) -> dict[str, Array]:
-    """How many experts a token goes to, of how many, and the most nodes that these may be on; 0: any number.
+    """How many experts a token goes to, of how many, and of which groups its router chooses some; 0: any.
 
-    A router may use only some groups of experts. Experts that follow each other are on as few ranks as hold so many, which are
-    then what is chosen, of neighbouring nodes.
+    Experts that follow each other are on as few ranks as hold so many, which are then what is chosen, of neighbouring nodes.
     """
     model, keys, nodes = shapes.model, shapes.keys, shapes.groups.experts.inter
     if shapes.run.moe_routing == "consecutive":
         ranks = reached_ranks(shapes) * keys.etp
-        return {"top_k": ranks, "experts": keys.ep * keys.etp, "node_limit": blocks_of_token(shapes, nodes)}
-    limit = model.router_topk_groups * np.maximum(nodes // model.router_groups, 1) if model.router_topk_groups else 0
-    return {"top_k": model.num_experts_per_tok * keys.etp, "experts": model.num_experts * keys.etp, "node_limit": limit}
+        return {"top_k": ranks, "experts": keys.ep * keys.etp, "groups": nodes, "chosen": blocks_of_token(shapes, nodes)}
+    groups, chosen = model.router_groups * (model.router_topk_groups > 0), model.router_topk_groups
+    return {
+        "top_k": model.num_experts_per_tok * keys.etp, "experts": model.num_experts * keys.etp,
+        "groups": groups * keys.etp, "chosen": chosen * keys.etp,
+    }  # fmt: skip
 
 
 def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.profile.routing import expected_groups
+from profiler.profile.routing import expected_places
 from solver.layers.program import Array
 from solver.layers.shapes import Shapes
 
@@ -33,10 +33,11 @@ def expert_rows(shapes: Shapes) -> np.ndarray:
 
 def reached_ranks(shapes: Shapes) -> Array:
     """Return the expert-parallel ranks that hold experts of a token, on average; [keys]."""
-    keys, experts, top_k = shapes.keys, shapes.model.num_experts, shapes.model.num_experts_per_tok
+    keys, model = shapes.keys, shapes.model
     if shapes.run.moe_routing == "consecutive":
         return blocks_of_token(shapes, keys.ep)
-    return expected_groups(keys.ep, experts, top_k)
+    groups = model.router_groups * (model.router_topk_groups > 0)
+    return expected_places(keys.ep, model.num_experts, model.num_experts_per_tok, groups, model.router_topk_groups)
 
 
 def blocks_of_token(shapes: Shapes, groups: Array) -> Array:

@@ -54,7 +54,7 @@ class Op:
     grouped_linear: groups, tokens_per_group, n, k (of the forward pass), passes (as layout), accumulate; flash_attn: batch,
     seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward; chunk_scan: batch, seq, heads, key_dim, value_dim,
     backward; state_space: batch, seq, heads, head_dim, state_dim, groups, chunk, backward; memory_bound: bytes;
-    dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter, node_limit; other collectives: as message(). count:
+    dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter, groups, chosen; other collectives: as message(). count:
     number of times per layer and micro batch. overlaps_with: the compute ops (``name.phase``) that run at the same time.
     exposed_share: share of an overlapped collective that stays exposed. recomputed_by: recompute levels that run it again.
     """

@@ -58,7 +58,7 @@ class Cluster:
         pair = min(units[0], 2 * node)
         parts = [n for n in range(pair, domain + 1, pair) if world % n == 0]
         part = max(parts, default=node)
-        # groups are powers of two, which straddle parts that hold no whole ones: 64 GPUs of each NVL72, twice 64 of a domain of 144
+        # groups are powers of two, which straddle parts that hold no whole ones: 64 GPUs of each NVL72, twice 64 of 144
         even = max((n for n in parts if not n & (n - 1)), default=node)
         fills = 2 * even > domain or (even >= _WIDE_GROUP and 9 * even * (domain // even) >= 8 * domain)
         if part < world and part % even and fills:

@@ -40,7 +40,7 @@ _DIMS = {
     CHUNK_SCAN: ("batch", "seq", "heads", "key_dim", "value_dim", "backward"),
     STATE_SPACE: ("batch", "seq", "heads", "head_dim", "state_dim", "groups", "chunk", "backward"),
     **dict.fromkeys((MEMORY_BOUND, HOST_LINK, HOST_MEMORY), ("bytes",)),
-    **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "node_limit")),
+    **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "groups", "chosen")),
 }
 _MESSAGE = ("bytes", "intra", "inter", "strided")
 

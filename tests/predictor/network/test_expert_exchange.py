@@ -70,7 +70,7 @@ def test_between_nodes_by_hand() -> None:
     assert fast.seconds == pytest.approx(20e-6 + 2 * kernel, rel=1e-12)
     network = 1000 * 1024 * 5 / 6 / 0.5
     assert by_hand().predict(*shape, 1e10).seconds == pytest.approx(20e-6 + network / 1e10, rel=1e-12)
-    limited = by_hand().predict(*shape, 1e10, node_limit=1)  # one node, half of the time the other one
+    limited = by_hand().predict(*shape, 1e10, groups=2, chosen=1)  # one node, half of the time the other one
     assert limited.seconds == pytest.approx(20e-6 + 1000 * 1024 * 0.5 / 0.5 / 1e10, rel=1e-12)
 
 
@@ -176,8 +176,8 @@ def test_the_picture(h100: Profile, fitted: ExpertExchangeModel, tmp_path: Path)
     assert draw_exchange(Profile("none", h100.device, {}), fitted, [], tmp_path / "none.jpg") is None
 
 
-def test_a_limit_of_nodes_leaves_as_few_experts() -> None:
-    # four of 8 experts on 4 nodes of one rank, of at most 2 nodes: all four that these hold, so 2 copies; a node is another one
-    # in three of four cases
-    limited = Exchange(*(np.array([float(x)]) for x in (64, 4096, 4, 8, 1, 4, 1e10, 2)))
+def test_chosen_groups_leave_as_few_experts() -> None:
+    # four of 8 experts on 4 nodes of one rank, in two of four groups: all four of these, so 2 copies; a node is another one in
+    # three of four cases
+    limited = Exchange(*(np.array([float(x)]) for x in (64, 4096, 4, 8, 1, 4, 1e10, 4, 2)))
     assert limited.copies.tolist() == [2.0] and limited.other_nodes.tolist() == [1.5]

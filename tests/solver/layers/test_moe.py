@@ -12,6 +12,7 @@ from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
 from predictor.cost_model import CostModel
 from predictor.network.exchange_law import Exchange
 from profiler.errors import InputError
+from profiler.profile.routing import expected_groups, expected_places
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import FORWARD, GROUPED_LINEAR, LINEAR, LayerProgram
@@ -229,13 +230,27 @@ def test_biases_of_shared_experts_are_counted() -> None:
     assert layer_parameters(model, KIND) == program(model).weight_elements()[0]
 
 
-def test_a_router_limited_to_groups_limits_the_nodes() -> None:
-    # 4 groups, of which a token uses 2: 32 ranks are on 4 nodes, a group each; 64 ranks on 8, a group on two
+def test_a_router_limited_to_groups_limits_ranks_and_nodes() -> None:
+    # 4 groups of 8 experts, of which a token uses 2: on 4 ranks it goes to two; on 2, with two groups each, to both unless they
+    # are one rank's (two of six pairs); on 8 ranks a group is on two, of which its experts are on one or both
     model = MOE.replace(num_experts=32, router_groups=4, router_topk_groups=2)
-    for ep, limit in ((32, 2), (16, 2), (8, 2)):
-        assert op(program(model, ep=ep, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == limit
-    assert op(program(model.replace(num_experts=64), ep=64, moe_dispatcher="deepep"), "combine.forward")["node_limit"] == 4
-    assert op(program(MOE, ep=4, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == 0
+    for ep, ranks in ((4, 2.0), (2, 2 * (1 - 1 / 6)), (8, expected_groups(4, 16, TOP))):
+        layer = program(model, ep=ep, moe_dispatcher="deepep")
+        sent = op(layer, "dispatch.forward")
+        assert (sent["groups"], sent["chosen"]) == (4, 2)
+        assert op(layer, "permute.forward")["bytes"] == pytest.approx((ranks + TOP) * SEQ * HIDDEN * 2, rel=1e-9)
+    split = op(program(model, ep=4, etp=2, moe_dispatcher="deepep"), "combine.forward")
+    assert (split["groups"], split["chosen"]) == (8, 4)
+    assert op(program(MOE, ep=4, moe_dispatcher="deepep"), "dispatch.forward")["groups"] == 0
+
+
+def test_places_of_a_limited_router_by_hand_and_as_simulated() -> None:
+    # DeepSeek-V3's router, simulated over 10^5 tokens: 8 groups of 32 experts, the 4 with the best two experts, 8 experts
+    simulated = {8: 3.95, 16: 5.73, 32: 6.86}
+    for ranks, reached in simulated.items():
+        assert expected_places(ranks, 256, 8, 8, 4) == pytest.approx(reached, rel=0.08)
+    assert expected_places(2, 256, 8, 8, 4) == pytest.approx(2 * (1 - 1 / 70)) and expected_places(8, 256, 8, 8, 4) == 4
+    assert expected_places(16, 256, 8, 8, 8) == expected_places(16, 256, 8) == expected_groups(16, 256, 8)
 
 
 def memory_bytes(layer: LayerProgram, label: str) -> float:
@@ -460,7 +475,7 @@ def test_consecutive_experts_are_on_as_few_ranks_as_hold_them() -> None:
     for layer, ranks in ((few, 1), (many, 2)):
         assert op(layer, "permute.forward")["bytes"] == pytest.approx((ranks + TOP) * SEQ * HIDDEN * 2, rel=1e-9)
         sent = op(layer, "dispatch.forward")
-        assert (sent["top_k"], sent["node_limit"], sent["tokens"]) == (ranks, 1, SEQ)
+        assert (sent["top_k"], sent["chosen"], sent["tokens"]) == (ranks, 1, SEQ)
         assert not [o for o in layer.ops if o.module == "router" and o.name != "norm2.gradients"], "no router chooses"
     assert op(few, "experts.w13.forward") == op(program(ep=4, **given), "experts.w13.forward")
     forced = program(ep=4, framework="torchtitan-2026-02", moe_dispatcher="deepep", moe_routing="consecutive")
@@ -474,7 +489,7 @@ def test_what_consecutive_experts_send() -> None:
     layer = layer_program(keys, model, run_of(64, SEQ, moe_dispatcher="deepep", moe_routing="consecutive"), place, KIND)
     sent = op(layer, "dispatch.forward")
     at = Exchange(*(np.array([sent[name]]) for name in ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
-                  bandwidth=np.array([5e10]), node_limit=np.array([sent["node_limit"]]))  # fmt: skip
+                  bandwidth=np.array([5e10]), groups=np.array([sent["groups"]]), chosen=np.array([sent["chosen"]]))  # fmt: skip
     assert (at.copies[0], at.other_nodes[0]) == pytest.approx((2, 7 / 8), rel=1e-9)
 
 
