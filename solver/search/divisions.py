@@ -34,14 +34,19 @@ DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
 
 
 @lru_cache(maxsize=4096)
-def divisions(can_run: CanRun, layers: int, pp: int, chunks: int = 0) -> tuple[tuple[int, Division], ...]:
+def divisions(
+    can_run: CanRun, layers: int, pp: int, chunks: int = 0, first: int = 0, last: int = 0
+) -> tuple[tuple[int, Division], ...]:
     """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.
 
     Evenly, with embedding or loss or both counted as layers; and, only where none of these divides, with stated end stages,
-    of which the last one, with the head, never holds more. chunks: of a stated pipeline_layout, which is then the only way.
+    of which the last one, with the head, never holds more. chunks: of a stated pipeline_layout; first, last: layers that the
+    user states for the end stages (0: none), which are then the only way.
     """
     if chunks:
         return ((chunks // pp, Division()),) if pp > 1 and chunks % pp == 0 else ()
+    if first or last:
+        return _users_ends(can_run, layers, pp, Division(first, last))
     if pp == 1 or not can_run.pipeline:
         return ((1, Division()),) if pp == 1 else ()
     found: list[tuple[int, Division]] = []
@@ -57,6 +62,20 @@ def divisions(can_run: CanRun, layers: int, pp: int, chunks: int = 0) -> tuple[t
         each = divisors(layers) if can_run.chunks_stages else (1,)
         found = [(int(v), division) for v in each if (division := _stated_ends(layers, pp, int(v))) is not None]
     return tuple(found)
+
+
+def _users_ends(can_run: CanRun, layers: int, pp: int, ends: Division) -> tuple[tuple[int, Division], ...]:
+    """Return (vpp, division) of the numbers of chunks in which stages with these ends hold equally many layers."""
+    first, last = ends.num_layers_in_first_pipeline_stage, ends.num_layers_in_last_pipeline_stage
+    others, left = pp - (first > 0) - (last > 0), layers - first - last
+    if pp == 1 or others < 0 or left < others or (left > 0 and not others):
+        return ()
+    if others and left % others:  # the remainder goes to middle stages
+        return ((1, ends),) if can_run.uneven_stages else ()
+    if not (can_run.stated_end_stages or can_run.uneven_stages):
+        return ()
+    held = math.gcd(first, last, left // others if others else 0)
+    return tuple((int(v), ends) for v in (divisors(held) if can_run.chunks_stages else (1,)))
 
 
 def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:

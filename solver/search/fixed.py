@@ -36,6 +36,12 @@ def parse_fixed(text: str) -> dict[str, Any]:
     return fixed
 
 
+def stated_ends(fixed: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the layers that ``fixed`` states for the first and the last pipeline stage; 0: none."""
+    first, last, *_ = Division._fields
+    return int(fixed.get(first, 0)), int(fixed.get(last, 0))
+
+
 #: Constants of a run that change nothing in groups of one rank, and the axis of the group.
 _OF_GROUPS = {"cp_comm": "cp", "tp_comm_overlap": "tp", "p2p_overlap": "pp"}
 

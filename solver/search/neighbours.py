@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.search.divisions import DIVIDING
+from solver.search.fixed import stated_ends
 from solver.search.space import cross, enumerate_splits
 from solver.spec.strategy import Strategy
-from solver.step.layouts import Layouts
+from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -58,7 +59,10 @@ def neighbours(problem: Problem, layout: Strategy) -> Neighbourhood:
     At each new value of an axis every other axis is kept where the framework runs it so; of the layouts that keep equally much
     the fastest is taken. Raises InputError as solver.search.space.enumerate_splits.
     """
-    splits = enumerate_splits(problem, layout.global_batch_sequences).splits
+    ways = {(0, 0), stated_ends(vars(layout))}  # other numbers of stages divide the layers as a search does
+    splits = Splits.concatenate(
+        [enumerate_splits(problem, layout.global_batch_sequences, ends).splits for ends in sorted(ways)]
+    )
     own = Layouts.of([layout])
     near = _near(_columns(own), {name: getattr(splits, name) for name in vars(splits)})
     layouts = cross(problem, splits.take(np.flatnonzero(near)))

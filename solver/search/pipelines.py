@@ -36,9 +36,14 @@ _Way = TypeVar("_Way")
 _Rules = Sequence[tuple[Callable[[_Way], bool], str]]  #: whether a way is allowed, and what is wrong where none is
 
 
-def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[PipelineRun]:
-    """Return the runs of ``pp`` stages that the framework offers; where there are none, why is counted in ``rejected``."""
-    schedules, divided = _schedules(problem, pp, rejected), _divided(problem, pp, rejected)
+def pipelines(
+    problem: Problem, pp: int, sequences: int, rejected: Counter[str], ends: tuple[int, int] = (0, 0)
+) -> list[PipelineRun]:
+    """Return the runs of ``pp`` stages that the framework offers; where there are none, why is counted in ``rejected``.
+
+    ends: layers that the user states for the first and the last stage (0: none).
+    """
+    schedules, divided = _schedules(problem, pp, rejected), _divided(problem, pp, rejected, ends)
     if not schedules or not divided:
         return []
     can_run, group = problem.framework.can_run, problem.run.micro_batch_group
@@ -67,10 +72,10 @@ def _schedules(problem: Problem, pp: int, rejected: Counter[str]) -> Sequence[st
     return _obeying(found, rules, rejected)
 
 
-def _divided(problem: Problem, pp: int, rejected: Counter[str]) -> Sequence[tuple[int, Division]]:
+def _divided(problem: Problem, pp: int, rejected: Counter[str], ends: tuple[int, int]) -> Sequence[tuple[int, Division]]:
     """Return (vpp, division of the layers) of all ways in which ``pp`` stages may hold chunks."""
     framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
-    found = divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks))
+    found: Sequence[tuple[int, Division]] = divisions(can_run, problem.model.num_hidden_layers, pp, len(problem.chunks), *ends)
     further = predicted_beside(framework, problem.model)
     rules: _Rules[tuple[int, Division]] = (
         (lambda way: not run.micro_batch_group or way[0] > 1, "micro_batch_group needs interleaved stages"),

@@ -13,7 +13,7 @@ from solver.search.fixed import agreeing
 from solver.spec.can_run import CanRun
 from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.feasibility import check_rules
-from solver.spec.strategy import replicas
+from solver.spec.strategy import Strategy, replicas
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
 
@@ -123,7 +123,7 @@ def _candidates(problem: Problem, fixed: Mapping[str, Any]) -> Iterator[dict[str
     axes |= {name: [fixed[name]] for name in axes if name in fixed}
     axes["tp_mode"] = [fixed["tp_mode"]] if "tp_mode" in fixed else _modes(can, fixed)
     for values in itertools.product(*axes.values()):
-        yield _filled(fixed, dict(zip(axes, values, strict=True)))
+        yield _filled(problem, fixed, dict(zip(axes, values, strict=True)))
 
 
 def _chunks(fixed: Mapping[str, Any]) -> Sequence[int]:
@@ -138,7 +138,7 @@ def _modes(can_run: CanRun, fixed: Mapping[str, Any]) -> Sequence[str]:
     return [mode.name.lower() for mode in can_run.tp_modes if mode != TpMode.ISP or fixed.get("tp", 1) > 1] or ["mtp"]
 
 
-def _filled(fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _filled(problem: Problem, fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return a layout with ``fixed`` and ``values``, on the fewest ranks and with the fewest micro batches that they need."""
     found: dict[str, Any] = {**values, **fixed}
     tp, cp, pp, vpp = (int(found.get(name, 1)) for name in ("tp", "cp", "pp", "vpp"))
@@ -149,10 +149,11 @@ def _filled(fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         dp = 2  # of one rank all stages are alike
     dp = int(fixed.get("dp", dp))
     whole = int(replicas(found["tp_mode"] == "isp", tp, cp, dp, wp))
+    least = "none" if problem.run.recompute_modules == Strategy.recompute_modules else "selective"
     plain = {
         "dp": dp, "world_size": tp * cp * pp * dp, "zero_shard_size": whole if found["zero"] else 1,
         "num_micro_batches": 2 * pp, "micro_batch_size": 1, "schedule": "1f1b" if vpp == 1 else "interleaved",
-        "recompute": "full" if fixed.get("recompute_layers", -1) >= 0 else "none",
+        "recompute": "full" if fixed.get("recompute_layers", -1) >= 0 else least,
     }  # fmt: skip
     return {**plain, **found}
 

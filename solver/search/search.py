@@ -14,7 +14,7 @@ import numpy as np
 
 from profiler.errors import InputError, counted, shown
 from profiler.profile.profile import GIB
-from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, within_max_sizes
+from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, stated_ends, within_max_sizes
 from solver.search.kept import Best, Found
 from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
@@ -86,7 +86,7 @@ def search(
     fixed, max_sizes = fixed or {}, max_sizes or {}
     _check_options(problem, fixed, max_sizes, top)
     start = time.perf_counter()
-    space = enumerate_splits(problem, sequences)
+    space = enumerate_splits(problem, sequences, stated_ends(fixed))
     keep = agreeing(space.splits, fixed) & within_max_sizes(space.splits, max_sizes)
     if not keep.any():
         raise InputError(why_none(problem, sequences, space.splits, fixed, max_sizes))

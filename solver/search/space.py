@@ -51,9 +51,10 @@ class Space:
     rejected: Counter[str]
 
 
-def enumerate_splits(problem: Problem, sequences: int) -> Space:
+def enumerate_splits(problem: Problem, sequences: int, ends: tuple[int, int] = (0, 0)) -> Space:
     """Return every way to divide ``world_size`` ranks and ``sequences`` sequences.
 
+    ends: layers that the user states for the first and the last pipeline stage (0: none); other divisions are then left out.
     Raises InputError where the world size does not fill whole nodes, is too large, or nothing divides.
     """
     model, world, framework = problem.model, problem.run.world_size, problem.framework
@@ -72,8 +73,8 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     for tp in _allowed(((int(tp), _tensor_broken(problem, int(tp))) for tp in divisors(world)), rejected):
         for cp in _allowed(((int(cp), _context_broken(problem, tp, int(cp))) for cp in divisors(world // tp)), rejected):
             ways = ((int(pp), world // int(tp * cp * pp)) for pp in divisors(world // (tp * cp)))
-            for pp, dp in _allowed(((way, _pipeline_broken(problem, *way, sequences)) for way in ways), rejected):
-                found = _splits_of(problem, tp, cp, pp, dp, sequences // dp, rejected)
+            for pp, dp in _allowed(((way, _pipeline_broken(problem, *way, sequences, ends)) for way in ways), rejected):
+                found = _splits_of(problem, (tp, cp, pp, dp), sequences // dp, rejected, ends)
                 parts += [found] if found is not None else []
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent and parts:
@@ -130,24 +131,29 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
     return ""
 
 
-def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int) -> str:
+def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int, ends: tuple[int, int]) -> str:
     """Return why no layout has this pp and dp, or ""."""
     layers, can_run = problem.model.num_hidden_layers, problem.framework.can_run
     if pp > 1 and (what := not_piped(can_run, problem.model)):
         return f"{problem.framework.name} has no pipelines of models with {what}"
     if pp > layers:
         return "more pipeline stages than layers"
-    if not divisions(problem.framework.can_run, layers, pp, len(problem.chunks)):
+    if not divisions(problem.framework.can_run, layers, pp, len(problem.chunks), *ends):
         if problem.chunks:
             return "pipeline_layout has another number of chunks"
+        if any(ends):
+            return "the stated end stages leave layers that the other stages do not divide"
         return f"{problem.framework.name} does not run the layers in that many pipeline stages"
     if pp > 1 and problem.run.offload_layers:
         return "offload_layers needs a single pipeline stage"
     return "the global batch does not divide by dp" if sequences % dp else ""
 
 
-def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits | None:
-    """Return all modes, wp, ZeRO shard sizes, expert groups, micro batches and vpp of one (tp, cp, pp), or None."""
+def _splits_of(
+    problem: Problem, sizes: tuple[int, int, int, int], sequences: int, rejected: Counter[str], ends: tuple[int, int]
+) -> Splits | None:
+    """Return all modes, wp, ZeRO shard sizes, expert groups, micro batches and vpp of one (tp, cp, pp, dp), or None."""
+    tp, cp, pp, dp = sizes
     modes = _modes_that_run(problem, tp, cp, rejected)
     experts = _expert_groups(problem, tp, tp * cp * dp)
     sharing = [
@@ -156,17 +162,17 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sharing:
         rejected["no tensor-parallel mode runs with that tp and cp"] += 1
         return None
-    runs = pipelines(problem, pp, sequences, rejected)
+    runs = pipelines(problem, pp, sequences, rejected, ends)
     if not runs:
         return None
     i, j = (index.ravel() for index in np.indices((len(sharing), len(runs))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
-    size, count, schedule, vpp, group, *ends = np.array([run.columns for run in runs], dtype=np.int64)[j].T
+    size, count, schedule, vpp, group, *division = np.array([run.columns for run in runs], dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
         mode=mode, wp=wp, zero_shard_size=shard, ep=ep, etp=etp, micro_batch_size=size, num_micro_batches=count,
         micro_batch_group=group, schedule=schedule, vpp=vpp, **fixed,
-        **dict(zip(Division._fields, ends, strict=True)),
+        **dict(zip(Division._fields, division, strict=True)),
     )  # fmt: skip
 
 

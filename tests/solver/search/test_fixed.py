@@ -15,7 +15,9 @@ from solver.formats.config_file import RunConfig
 from solver.options.batch import batch_sequences
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
+from solver.search.space import cross, enumerate_splits
 from solver.spec.choices import Recompute, TpMode
+from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.step.solutions import estimate_layouts
 
@@ -189,3 +191,29 @@ def test_the_reason_is_that_of_the_mode_that_is_fixed_too() -> None:
     problem = load_problem("configs/models/qwen3_30b_a3b.json", 64, profile="h100_sxm", framework="megatron-core")
     with pytest.raises(InputError, match="has tp 8, whatever else is fixed: .* 4 kv heads"):
         search(problem, 64, fixed={"tp": 8, "tp_mode": "msp"})
+
+
+@pytest.mark.parametrize(
+    ("ends", "chunks"),
+    [((3, 3), {1, 3}), ((2, 3), set()), ((4, 4), {1, 2}), ((0, 3), {1, 3}), ((7, 0), set()), ((9, 0), {1})],
+)  # fmt: skip
+def test_end_stages_that_the_user_states_are_searched_as_stated(ends: tuple[int, int], chunks: set[int]) -> None:
+    """12 layers, pp 4: two middle stages share what the ends leave, or three where only one end is stated."""
+    problem = make_problem(MODEL.replace(num_hidden_layers=12), 8, toy_cost(), 512, framework="megatron-core")
+    names = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+    fixed = {"pp": 4, **{name: size for name, size in zip(names, ends, strict=True) if size}}
+    if not chunks:
+        with pytest.raises(InputError, match="no layout of this search has"):
+            search(problem, 32, fixed=fixed)
+        return
+    splits = enumerate_splits(problem, 32, ends).splits
+    found = splits.take(splits.pp == 4)
+    assert set(found.vpp.tolist()) == chunks
+    result = search(problem, 32, fixed=fixed)
+    best = result.best.layouts.strategy(0, problem.run)
+    assert (best.num_layers_in_first_pipeline_stage, best.num_layers_in_last_pipeline_stage) == ends
+    every = estimate_layouts(problem, cross(problem, found))
+    fits = every.memory.device <= problem.cluster.memory_bytes
+    assert result.best.times.seconds[0] == pytest.approx(every.times.seconds[fits].min(), rel=1e-12)
+    for index in range(0, len(every.layouts), 97):
+        check_layout(problem.model, problem.cluster, every.layouts.strategy(index, problem.run))
