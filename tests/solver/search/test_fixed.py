@@ -203,7 +203,7 @@ def test_end_stages_that_the_user_states_are_searched_as_stated(ends: tuple[int,
     names = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
     fixed = {"pp": 4, **{name: size for name, size in zip(names, ends, strict=True) if size}}
     if not chunks:
-        with pytest.raises(InputError, match="no layout of this search has"):
+        with pytest.raises(InputError, match="no layout (of this search has|divides .* the stated end stages leave layers)"):
             search(problem, 32, fixed=fixed)
         return
     splits = enumerate_splits(problem, 32, ends).splits
