@@ -166,4 +166,8 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
         for k, v in given.items()
         if k not in read and config.get(k) is not None and not is_harmless(k, called) and not is_other_work(k, v, called)
     )
-    return towers + sorted(unread)
+    modules = called == "minimax_m2" and given.get("use_mtp") and given.get("num_mtp_modules")
+    announced = (
+        ["num_mtp_modules (modules that no published weights hold; the model without them is estimated)"] if modules else []
+    )
+    return towers + announced + sorted(unread)

@@ -125,8 +125,9 @@ def refuse(flags: Mapping[str, Any]) -> None:
         raise InputError("Megatron's --swiglu does not run with --squared-relu; leave one of them out")
     unknown = sorted(flags.keys() - KNOWN - UNMODELLED.keys())
     if unknown:
-        meant = closest(unknown[0], sorted({*KNOWN, *UNMODELLED}), least=0.93)
-        raise InputError(f"Megatron's --{unknown[0]} is not known here{meant}; remove it if it changes neither memory nor time")
+        meant = closest(unknown[0].replace("_", "-"), sorted({*KNOWN, *UNMODELLED}), least=0.8)
+        left = "" if meant else "; remove it if it changes neither memory nor time"
+        raise InputError(f"Megatron's --{unknown[0]} is not known here{meant}{left}")
 
 
 def left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:

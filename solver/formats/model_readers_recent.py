@@ -101,22 +101,20 @@ def read_bailing(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 def read_minimax_m2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read MiniMax-M2: softmax attention in all layers, one norm over all heads of q and one of k, experts in every layer.
 
-    Its published weights hold no modules of multi-token prediction, though its configs announce some.
+    Its published weights hold no modules of multi-token prediction, though its configs announce some: the model is estimated
+    without, which the report says (unread_keys). Keys of shared experts and of layers of other kinds change nothing.
     """
     values["moe_intermediate_size"] = config["intermediate_size"]
     values["qk_norm"] = "all" if flag_of(config, "use_qk_norm", True) else "none"  # transformers' class has no such key
     values["router_bias"] = flag_of(config, "use_routing_bias")
-    if flag_of(config, "use_mtp") and size_of(config, "num_mtp_modules", 0, least=0):
-        raise InputError(
-            f"use_mtp is on, but the {config['num_mtp_modules']} modules of multi-token prediction are neither published nor "
-            "described; set it to false to estimate the model without them"
-        )
     kinds = config.get("attn_type_list") or []
     if any(kind != 1 for kind in kinds):
         raise InputError("attn_type_list has layers of another kind than 1 (softmax attention), which are not modelled")
-    refuse_unless(config, read, {"qk_norm_type": ("per_layer",), "scoring_func": ("sigmoid",)})
+    betas = {f"layernorm_{of}_beta": (1, 1.0) for of in ("linear_attention", "full_attention", "mlp")}
+    refuse_unless(config, read, {"qk_norm_type": ("per_layer",), "scoring_func": ("sigmoid",), **betas})
     refuse_if_on(config, read, "shared_intermediate_size")
-    read |= {"use_qk_norm", "use_routing_bias", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list"}
+    read |= {"use_qk_norm", "use_routing_bias", "attn_type_list", "mlp_intermediate_size", "shared_moe_mode"}
+    read |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
 
 
 _QWEN2_VL = Family(fixed=LLAMA, special=read_qwen2_vl_text, class_defaults=class_of(152064, 8192, 29568, 80, 64, 8, 32768))

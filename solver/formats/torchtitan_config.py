@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from profiler.errors import InputError
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.argument_rules.torchtitan import RULES
 from solver.formats.file_run import FileRun, Source, model_beside
-from solver.formats.known_keys import open_sections, unread_keys
+from solver.formats.known_keys import check_keys, open_sections, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.model_file import shipped_model
 from solver.formats.section_reader import SectionReader
 from solver.formats.toml_text import read_toml
-from solver.formats.torchtitan_keys import R2024, R2025, R2026, Release, attention_kernels
+from solver.formats.torchtitan_keys import R2024, R2025, R2026, RELEASES, Release, attention_kernels
 from solver.formats.torchtitan_stages import listed_stages, stages_at_points
 from solver.spec.expert_rules import dispatchers_of
 from solver.spec.frameworks import framework_of
@@ -76,13 +77,25 @@ def _notes(file: SectionReader, release: Release, model: ModelSpec, precision: s
 
 
 def _release(tables: Section) -> Release:
+    """Return the newest release that knows all keys of a file; of one with keys that none knows, what its tables speak for."""
     training = tables.get("training")
     older = isinstance(training, Section) and any(key in training for key in ("batch_size", "tensor_parallel_degree"))
     if older and "parallelism" not in tables:
         return R2024
+    known = next((release for release in RELEASES if _knows(release, tables)), None)
+    if known is not None:
+        return known
     parallelism = tables.get("parallelism")
     newer = isinstance(parallelism, Section) and any(key in parallelism for key in _KEYS_SINCE_2025_10)
     return R2026 if newer or any(table in tables for table in _SINCE_2025_10) else R2025
+
+
+def _knows(release: Release, tables: Section) -> bool:
+    try:
+        check_keys(tables, release.known, "", "")
+    except InputError:
+        return False
+    return True
 
 
 def _model(file: SectionReader, release: Release, source: Source) -> ModelSpec:

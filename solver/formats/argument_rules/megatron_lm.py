@@ -291,7 +291,7 @@ _EXPERTS = (
          lambda a: implies("moe-pad-expert-input-to-capacity" in a, "moe-expert-capacity-factor" in a
                            and not (_flex(a) and a.text("moe-flex-dispatcher-backend", "deepep") == "deepep"))),
     Rule("--moe-token-dispatcher-type flex needs etp * ep above 1", _DISPATCH,
-         lambda a: implies(_flex(a), _etp(a) * _ep(a) > 1)),
+         lambda a: implies("num-experts" in a and _flex(a), _etp(a) * _ep(a) > 1)),
     Rule("experts with tp above 1 need --sequence-parallel", _MOE,
          lambda a: implies("num-experts" in a and _tp(a) > 1, "sequence-parallel" in a)),
     Rule("experts with biases need etp 1", _CONFIG,

@@ -95,14 +95,21 @@ def names_another(name: str) -> bool:
 
 
 def release_for_search(name: str) -> str:
-    """Return the release that a search means by ``name``: of the bare name of a family its newest release, of an alias its
-    release; a name that states a release of Transformer Engine too, or none that is described, comes back as it is."""
-    family = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
+    """Return the release that a search means by ``name``: of the bare name of a family, or its first word ("megatron"), the
+    newest release, of an alias its release; a name that states a release of Transformer Engine too, or none that is described,
+    comes back as it is."""
+    families = {f.family for f in FRAMEWORKS if _words(f.family) == _words(name) or _begins_family(f, name)}
+    family = [f for f in FRAMEWORKS if f.family in families]
     aliased = [f for f in FRAMEWORKS if _words(name) in map(_words, f.aliases)]
     found = max(family, key=lambda f: f.released) if family else next(iter(aliased), None)
     if found or _TRANSFORMER_ENGINE.search(name.lower()) or unknown_release(name) or framework_of(name).name == GENERIC.name:
         return found.name if found else name
     return framework_of(name).name
+
+
+def _begins_family(framework: Framework, name: str) -> bool:
+    shared = map(_words, framework.broad_aliases)
+    return _words(name) in shared and _words(framework.family).startswith(_words(name))
 
 
 def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:

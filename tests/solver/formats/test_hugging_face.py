@@ -112,8 +112,12 @@ def test_minimax_m2_is_read_without_its_modules() -> None:
     assert parameters(model, active=True) / 1e9 == pytest.approx(10.0 + 1.0, abs=0.1)  # of which the tables hold 1.23
     assert unread_keys(M2) == []
     assert read({key: value for key, value in M2.items() if key != "use_qk_norm"}).qk_norm == model.qk_norm == "all"
+    published = {f"layernorm_{of}_beta": 1.0 for of in ("linear_attention", "full_attention", "mlp")}
+    published |= {"use_mtp": True, "mlp_intermediate_size": 8192, "shared_moe_mode": "sigmoid"}
+    assert read(M2 | published) == model
+    assert [key.split()[0] for key in unread_keys(M2 | published)] == ["num_mtp_modules"]
     for other, message in (
-        ({"use_mtp": True}, "use_mtp is on, but the 3 modules"),
+        ({"layernorm_mlp_beta": 3.5}, "layernorm_mlp_beta is 3.5"),
         ({"attn_type_list": [0] + [1] * 61}, "attn_type_list has layers of another kind than 1"),
         ({"qk_norm_type": "per_head"}, "qk_norm_type is per_head"),
         ({"shared_intermediate_size": 8192}, "shared_intermediate_size is 8192"),

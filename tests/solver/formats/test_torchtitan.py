@@ -418,3 +418,18 @@ def test_a_run_may_be_longer_than_its_flavor(tmp_path: Path) -> None:
     config = load_run_config(path)
     assert config.seq_len == 32768 == config.model.max_position_embeddings
     assert load_problem(config, 8).run.seq_len == 32768
+
+
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ('[model]\nname = "qwen3"\nflavor = "30B-A3B"\n[parallelism]\nexpert_parallel_degree = 8', "torchtitan-2026-02"),
+        ('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1', "torchtitan-2026-02"),
+        ('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\ncompile = true', "torchtitan-2025-06"),
+        ('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\n[experimental]', "torchtitan-2024-12"),
+    ],
+)
+def test_a_file_is_of_the_newest_release_that_knows_its_keys(tmp_path: Path, text: str, framework: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert load_run_config(path, 32).layout["framework"] == framework
