@@ -65,4 +65,4 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
         write_csv(args.csv, solutions)
     if args.plot_stages:
         save_figure(stages_figure(solutions), args.plot_stages)
-    write_layout(args, chosen.solutions if chosen else solutions, console)
+    write_layout(args, chosen.solutions if chosen else solutions, inputs.config, console)

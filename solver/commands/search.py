@@ -91,7 +91,7 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     found = inputs.plain | {"remarks": remarks} | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
     found |= tell_not_expressed(args, answer, console)
     _write_search(args, result, inputs.said, found, console)
-    write_layout(args, answer, console)
+    write_layout(args, answer, inputs.config, console)
 
 
 def _with_strings(others: list[Variant], result: SearchResult, top: int, jobs: int) -> tuple[list[Variant], SearchResult]:

@@ -7,8 +7,10 @@ import pickle
 
 from rich.console import Console
 
+from profiler.errors import printable
 from profiler.files import replacing
 from profiler.profile.profile import GIB
+from solver.formats.config_file import RunConfig
 from solver.formats.export import not_expressed, not_held, write_export
 from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
 from solver.report.output import (
@@ -33,8 +35,23 @@ def tell_not_expressed(args: argparse.Namespace, solutions: Solutions, console: 
     return {"not_expressed": why} if why else {}
 
 
-def write_layout(args: argparse.Namespace, solutions: Solutions, console: Console) -> None:
-    """Write the first layout as a launch script, and one step of it as a trace or a picture, where that is asked for."""
+_SHOWN = 12  #: settings of a config that a file does not carry over are named, up to so many
+
+
+def _not_carried(config: RunConfig) -> str:
+    """Return which settings of a run's own file an exported one lacks because they enter no prediction, or ""."""
+    if not config.layout or not config.ignored:
+        return ""
+    more = f" and {len(config.ignored) - _SHOWN} more" if len(config.ignored) > _SHOWN else ""
+    named = printable(", ".join(config.ignored[:_SHOWN]), 400)
+    return f"not carried over from {printable(config.source.name)}, which trains otherwise without them: {named}{more}"
+
+
+def write_layout(args: argparse.Namespace, solutions: Solutions, config: RunConfig, console: Console) -> None:
+    """Write the first layout as a launch script, and one step of it as a trace or a picture, where that is asked for.
+
+    config: what the layout was asked for with.
+    """
     problem = solutions.problem
     if args.export:
         run = solutions.layouts.strategy(0, problem.run)
@@ -45,6 +62,8 @@ def write_layout(args: argparse.Namespace, solutions: Solutions, console: Consol
             console.print(f"{args.export}: {verdict}, {memory} of {problem.cluster.memory_bytes / GIB:.1f}", markup=False)
         if note := not_held(args.export, problem.model, run):
             console.print(note, markup=False)
+        if lost := _not_carried(config):
+            console.print(lost, markup=False)
     if args.memory_trace:
         passes, stages = memory_through_step(solutions)
         if args.memory_trace.suffix.lower() == ".pickle":
