@@ -82,6 +82,8 @@ _MOST_BYTES = 256 << 20
 _KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 
 
+#: Of Megatron-LM and its kin, and of torchtitan.
+_TFLOPS = re.compile(r"(?:throughput per GPU \(TFLOP/s/GPU\)|\btflops):\s*([\d.,]*\d)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\bOutOfMemoryError\b|CUDA out of memory")
 
 
@@ -100,7 +102,8 @@ class Collectives:
 class Observation:
     """What was measured. steps: seconds of steps after warm-up, maybe none. busbw: bytes/s of a large all-reduce.
 
-    warm_up: the job's first steps are among them, of which a log has too few others.
+    warm_up: the job's first steps are among them, of which a log has too few others. flops: model FLOP/s of a GPU that a log
+    prints, by its trainer's own count.
     """
 
     steps: np.ndarray
@@ -110,6 +113,7 @@ class Observation:
     busbw_in_node: float | None = None
     collectives: tuple[Collectives, ...] = ()
     warm_up: bool = False
+    flops: float | None = None
 
 
 def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
@@ -140,7 +144,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     except InputError as error:
         raise InputError(f"{path}: of a step {error}") from None
     check_statements(_ANSI.sub("", text), path, run, hardware)
-    return Observation(steps, *_peak(_of_training(text)), collectives=collectives, warm_up=warm_up)
+    return Observation(steps, *_peak(_of_training(text)), collectives=collectives, warm_up=warm_up, flops=_printed_flops(text))
 
 
 def _of_training(text: str) -> str:
@@ -155,6 +159,12 @@ def _peak(text: str) -> tuple[float | None, str]:
         if found:
             return max(found) * unit, kind
     return None, "allocated"
+
+
+def _printed_flops(text: str) -> float | None:
+    """Return the median of the FLOP/s of a GPU that a trainer's log prints."""
+    found = [float(value.replace(",", "")) for value in _TFLOPS.findall(_of_training(text))]
+    return float(np.median(found)) * 1e12 if found else None
 
 
 def _of_batch(text: str, batch: Batch) -> str:

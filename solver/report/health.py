@@ -47,6 +47,10 @@ class Finding:
     text: str
 
 
+#: Two counts of the FLOPs of one step differ by less.
+COUNTED_APART = 2.0
+
+
 def health(solutions: Solutions, index: int, observed: Observation) -> list[Finding]:
     """Return what fits and what does not, of a job that ran layout ``index``.
 
@@ -77,6 +81,17 @@ def _checks(problem: Problem, observed: Observation) -> Iterator[Finding]:
         return
     if as_late_as_checks(problem.cost, problem.run.world_size, problem.cluster.gpus_per_domain, inside, everywhere):
         yield Finding(NOTE, "all-reduces are late in a node too, as with TORCH_DISTRIBUTED_DEBUG=DETAIL: see whether it is set")
+
+
+def _counted_apart(printed: float | None, ours: float) -> Iterator[Finding]:
+    """Yield that a log's own FLOP/s are of another model or number of GPUs. Trainers count attention's whole square, and
+    recomputation or not, which is up to 1.7 times as much."""
+    if printed and not 1 / COUNTED_APART < printed / ours < COUNTED_APART:
+        yield Finding(
+            NOTE,
+            f"the log prints {printed / 1e12:,.0f} TFLOP/s per GPU, where this model and layout have {ours / 1e12:,.0f} at that "
+            "step: it may be the log of another job",
+        )
 
 
 def as_measured(problem: Problem, observed: Observation) -> Problem:
@@ -131,6 +146,7 @@ def _step(solutions: Solutions, index: int, why: Explanation, observed: Observat
     )
     verdict = WORSE if measured > high else BETTER if measured < low else AS_PREDICTED
     yield Finding(verdict, text)
+    yield from _counted_apart(observed.flops, float(solutions.flops_per_second[index]) * why.seconds / measured)
     if verdict == AS_PREDICTED:
         return
     width = high / why.seconds

@@ -271,3 +271,16 @@ def test_the_average_at_the_end_of_a_run_is_read_where_nothing_else_is(tmp_path:
     end = "{'train_runtime': 200.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 0.5, 'train_loss': 2.1}\n"
     assert step_seconds(end, BATCH)[0].tolist() == [2.0]
     assert step_seconds("elapsed time per iteration (ms): 1500\n" + end, BATCH)[0].tolist() == [1.5]
+
+
+@pytest.mark.parametrize(
+    ("lines", "tera"),
+    [
+        ("elapsed time per iteration (ms): 512.5 | throughput per GPU (TFLOP/s/GPU): 412.3 |\n" * 3, 412.3),
+        ("step: 7  tps: 4,096  tflops: 1,367.10  mfu: 37.02%\n" * 3, 1367.1),
+        ("elapsed time per iteration (ms): 512.5\n" * 3, None),
+    ],
+)
+def test_flops_that_a_log_prints(lines: str, tera: float | None, tmp_path: Path) -> None:
+    found = read_observation(written(tmp_path, lines), ONE, "h100_sxm").flops
+    assert found == (pytest.approx(tera * 1e12) if tera else None)

@@ -48,6 +48,15 @@ def test_first_steps_of_a_job_are_named_where_they_count(solutions: Solutions) -
     )
 
 
+def test_a_log_whose_own_flops_are_of_another_job(solutions: Solutions) -> None:
+    step = float(solutions.times.seconds[0])
+    ours = float(solutions.flops_per_second[0])
+    for factor, other in ((1.0, False), (1.7, False), (0.6, False), (15.0, True), (0.1, True)):
+        found = texts(solutions, Observation(np.full(10, step), flops=factor * ours))
+        assert any("may be the log of another job" in text for text in found.values()) == other
+    assert len(health(solutions, 0, Observation(np.full(10, step)))) == 1
+
+
 def test_what_alone_would_explain_a_slow_step(solutions: Solutions) -> None:
     why = explain(solutions, 0)
     found = texts(solutions, Observation(np.array([2 * why.seconds])))
