@@ -89,8 +89,8 @@ def _counted_apart(printed: float | None, ours: float) -> Iterator[Finding]:
     if printed and not 1 / COUNTED_APART < printed / ours < COUNTED_APART:
         yield Finding(
             NOTE,
-            f"the log prints {printed / 1e12:,.0f} TFLOP/s per GPU, where this model and layout have {ours / 1e12:,.0f} at that "
-            "step: it may be the log of another job",
+            f"the log prints {printed / 1e12:,.0f} TFLOP/s per GPU, where this model and layout have {ours / 1e12:,.0f} at "
+            "that step: it may be the log of another job",
         )
 
 
