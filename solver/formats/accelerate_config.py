@@ -3,8 +3,8 @@
 Sources: huggingface/accelerate src/accelerate/utils/dataclasses.py (FullyShardedDataParallelPlugin, TorchDynamoPlugin),
 utils/fsdp_utils.py, examples/config_yaml_templates and examples/torch_native_parallelism/configs. FSDP2 computes and reduces in
 the type of mixed precision, as FSDP1 does; DDP computes in it and reduces in fp32. accelerate and transformers' trainer keep
-gradients of FSDP1 whole until a step's last micro batch (accelerator.py, no_sync; trainer.py) unless they are told to reduce
-each; FSDP2's modules have no no_sync.
+gradients whole until a step's last micro batch (accelerator.py, no_sync; trainer.py) unless they are told to reduce each; those
+of FSDP2 since accelerate 1.11.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     }  # fmt: skip
     batch, unread, notes, syncs = _launched(sections, source, dtype, sharded)
     notes += (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
-    if shards["framework"] == FSDP1 and shards["zero"] and batch.get("num_micro_batches") != 1:
+    if sharded and shards["zero"] and batch.get("num_micro_batches") != 1:
         notes += (SYNC_RELEASES,) if syncs else ()
         layout |= {} if syncs else {"defer_grad_sync": True}
     model = model_beside(source, "accelerate's settings hold no model")

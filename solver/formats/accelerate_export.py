@@ -16,7 +16,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-VERSION = {FSDP1: "accelerate 0.24 and later (FSDP1)", FSDP2: "accelerate 1.10 and later (FSDP2)"}
+VERSION = {FSDP1: "accelerate 0.24 and later (FSDP1)", FSDP2: "accelerate 1.14 and later (FSDP2)"}
 _OF_DDP = "accelerate 0.24 and later (DDP)"
 
 
@@ -43,7 +43,7 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     if run.compile:
         settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": False}
     comment = f"{model.name} on {run.world_size} GPUs, for {VERSION.get(framework, _OF_DDP)}."
-    syncs = framework == FSDP1 and run.zero > 0 and run.num_micro_batches > 1 and not run.defer_grad_sync
+    syncs = framework in VERSION and run.zero > 0 and run.num_micro_batches > 1 and not run.defer_grad_sync
     wide = {"bf16": "--bf16", "fp16": "--fp16"}.get(run.precision, "")
     script = [
         "#!/bin/sh", f"# {comment}", "# Run it on every node, with its --machine_rank and the first one's --main_process_ip.",

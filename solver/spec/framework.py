@@ -168,8 +168,9 @@ class DataParallel:
     accumulates_whole: bool = False
     #: Without a pipeline too gradients stay whole until a step's last micro batch, unless a run says no (defer_grad_sync).
     defers_sync: bool = False
-    #: FSDP1: a run may do so too (no_sync). Gradients stay in the type of compute, each micro batch's joined before they are
-    #: added, and under ZeRO-2 the gathered weights stay until the last one (_runtime_utils.py, _should_free_in_backward).
+    #: A run may do so too (no_sync). Under FSDP1 gradients then stay in the type of compute, each micro batch's joined before
+    #: they are added, and with ZeRO-2 gathered weights stay until the last one (_runtime_utils.py, _should_free_in_backward);
+    #: where whole ones are accumulated (FSDP2) autograd adds them, and weights are gathered as ever.
     no_sync: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step

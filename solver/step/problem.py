@@ -96,7 +96,8 @@ class Problem:
     @property
     def runs_no_sync(self) -> bool:
         """Whether gradients of sharded parameters stay whole until a step's last micro batch as under FSDP1's no_sync."""
-        return self.defers_sync and self.framework.data_parallel.no_sync
+        sync = self.framework.data_parallel
+        return self.defers_sync and sync.no_sync and not sync.accumulates_whole
 
     @property
     def fused_accumulation(self) -> bool:

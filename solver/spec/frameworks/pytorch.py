@@ -1,6 +1,6 @@
 """PyTorch's own data parallelism: DDP, both FSDPs, IBM's trainer on FSDP, and this project's (profiler/train).
 
-Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp; accelerate 1.10.1.
+Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp; accelerate 1.6 to 1.15.
 """
 
 from __future__ import annotations
@@ -128,14 +128,33 @@ FMS_FSDP = FSDP.derive(
 
 #: fully_shard of each layer and of the whole, as accelerate calls it (utils/fsdp_utils.py, fsdp2_prepare_model): also the root
 #: is resharded after the forward pass, in which transformers' models compute their loss. No no_sync.
-FSDP2 = FSDP.derive(
-    "fsdp2",
-    "2025-04",  # accelerate 1.6
+FSDP2_2025 = FSDP.derive(
+    "fsdp2-2025-04",
+    "2025-04",  # accelerate 1.6 to 1.10
     family="fsdp2",
-    aliases=("pytorch fsdp2", "torch fsdp2"),
+    aliases=("accelerate 1.6 fsdp2",),
     can_run={"zero_stages": (2, 3)},
     data_parallel={"all_gather_copies": 2.0, "reduce_scatter_copies": 2.0, "no_sync": False, "regathers_root": True},
     memory={"copies_gradients": True},
 )
 
-FAMILY = (DDP, PROFILER_TRAIN, FSDP, FSDP2, FMS_FSDP)
+#: accelerate 1.11 to 1.13: a run may keep gradients whole, which autograd sums in their own type, until a step's last micro
+#: batch (accelerator.py, no_sync: set_requires_gradient_sync); weights are still gathered in every one.
+FSDP2_LATE_2025 = FSDP2_2025.derive(
+    "fsdp2-2025-10",
+    "2025-10",
+    aliases=("accelerate 1.11 fsdp2",),
+    data_parallel={"no_sync": True, "accumulates_whole": True},
+)
+
+#: Since accelerate 1.14 the embedding is a unit of its own, and final norm with head another, which stays gathered; the root
+#: that is left is not resharded.
+FSDP2 = FSDP2_LATE_2025.derive(
+    "fsdp2",
+    "2026-06",
+    aliases=("pytorch fsdp2", "torch fsdp2"),
+    data_parallel={"regathers_root": False},
+    memory={"root_stays": ("head",)},
+)
+
+FAMILY = (DDP, PROFILER_TRAIN, FSDP, FSDP2, FSDP2_LATE_2025, FSDP2_2025, FMS_FSDP)

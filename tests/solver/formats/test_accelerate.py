@@ -121,10 +121,11 @@ def test_the_template_is_exactly_this_layout(tmp_path: Path) -> None:
         ("--accelerator_config '{\"split_batches\": false}'", TEMPLATE, True),
         ("", TEMPLATE.replace("FULL_SHARD", "SHARD_GRAD_OP"), True),
         ("", TEMPLATE.replace("FULL_SHARD", "NO_SHARD"), None),
-        ("", NEWER, None),
+        ("", NEWER, True),
+        ('--accelerator_config \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'', NEWER, None),
     ],
 )
-def test_fsdp1_keeps_gradients_whole_unless_told_to_reduce_each(
+def test_fsdp_keeps_gradients_whole_unless_told_to_reduce_each(
     argument: str, version: str, expected: bool | None, tmp_path: Path
 ) -> None:
     (tmp_path / "each.json").write_text('{"gradient_accumulation_kwargs": {"sync_each_batch": true}}')

@@ -113,7 +113,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "pytorch-ddp": (zero(0, 1), lambda model, s: s.tp == s.cp == s.pp == 1),
     "profiler-train": (NO_CP, WHOLE_KV),
     "fsdp": FSDP,
-    "fsdp2": (*FSDP, zero(2, 3)),
+    **dict.fromkeys(("fsdp2", "fsdp2-2025-10", "fsdp2-2025-04"), (*FSDP, zero(2, 3))),
     "fms-fsdp": FSDP,
     "llm-foundry-2023": FSDP,
     "llm-foundry-2024": FSDP,

@@ -341,7 +341,9 @@ def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None
     # two layers gathered, gradients of one in 16 bits and of the other in the fp32 buffer that is reduced; torchtitan's head is
     # gathered at the loss alone, and ZeRO-2 has the gradients too
     assert buffers("torchtitan-2026-02").tolist() == [[0, 2 * head], [6 * TINY_LAYER, 10 * TINY_LAYER]]
-    assert buffers("fsdp2").tolist() == [[0, 2 * ends], [6 * TINY_LAYER + 2 * head, 10 * TINY_LAYER + 2 * ends + 2 * head]]
+    assert buffers("fsdp2").tolist() == buffers("torchtitan-2026-02").tolist()
+    root = 2 * ends
+    assert buffers("fsdp2-2025-04").tolist() == [[0, root], [6 * TINY_LAYER + 2 * head, 10 * TINY_LAYER + root + 2 * head]]
     assert buffers("fsdp").tolist() == [[0, 2 * ends], [4 * TINY_LAYER + 2 * head, 8 * TINY_LAYER + 2 * ends + 2 * head]]
     # all of a model of less than a billion parameters
     whole = 2 * (2 * TINY_LAYER + ends)

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, TINY, part, tiny
+from toy import BYTE, FLOP, LINK, TINY, part, run_of, tiny
 
+from profiler.errors import InputError
+from solver.spec.feasibility import check_rules
 from solver.step.memory import MEMORY_PARTS
 from solver.step.offload import late_gradients
 from solver.step.pipeline import weight_share
@@ -64,6 +66,21 @@ def test_fsdp2_adds_whole_gradients_behind_a_pipeline() -> None:
     single = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
                   num_micro_batches=1)  # fmt: skip
     assert part(single, "gradient_accumulation")[0] == 0, "the only micro batch is reduced as it is"
+
+
+def test_accelerate_keeps_whole_gradients_of_fsdp2_in_their_own_type() -> None:
+    # of four micro batches three are added to the first (4 bytes read, 2 written); nothing is cast, and all are there at once
+    layout: dict[str, Any] = {"dp": 4, "zero": 3, "zero_shard_size": 4, "num_micro_batches": 4}
+    late, each = (tiny("fsdp2", 4, run={**RUN, "grad_dtype": "bf16", **defers}, **layout)
+                  for defers in ({"defer_grad_sync": True}, {}))  # fmt: skip
+    elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
+    assert part(late, "gradient_accumulation")[0] == pytest.approx(elements * 3 * 6 * BYTE, rel=1e-9)
+    assert part(each, "gradient_accumulation")[0] == 0 and part(late, "fsdp_exposed")[0] < part(each, "fsdp_exposed")[0]
+    gradients = MEMORY_PARTS.index("gradients")
+    held = [float(found.memory.parts[gradients, 0]) for found in (late, each)]
+    assert held == [2 * elements, 4 * elements / 4]  # shards in fp32 (_fsdp_param_group.py, post_backward)
+    with pytest.raises(InputError, match="fsdp2-2025-04 does not offer defer_grad_sync"):
+        check_rules(TINY, run_of(8, 32, framework="fsdp2-2025-04", zero=3, zero_shard_size=8, defer_grad_sync=True))
 
 
 @pytest.mark.parametrize("zero", [2, 3])
