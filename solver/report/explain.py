@@ -28,6 +28,7 @@ from solver.step.op_estimates import STREAMS, OpEstimates
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
+from solver.step.step_ops import buffer_op
 from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv
 from solver.step.time import TIME_PARTS
@@ -235,7 +236,7 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
 
 def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
     """Return the beginnings of the names of the once-per-step ops of each part of a layout's step."""
-    zero = int(solutions.layouts.zero[index])
+    zero, pp = int(solutions.layouts.zero[index]), int(solutions.layouts.one(index).splits.pp[0])
     whole = reduces_whole(solutions.problem.framework, solutions.problem.run, zero)
     return {
         "fsdp_exposed": ("layer", "root", "head"),
@@ -243,8 +244,8 @@ def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
         "gradient_sync": ("gradients.all_reduce" if whole else "gradients.reduce_scatter", TO_HOST),
         "parameter_gather": ("parameters.all_gather",),
         "optimizer": (
-            "optimizer.shard" if zero else "optimizer.whole", "gradient_norm", "tied_embedding", "gradient_buffer",
-            "weight_casts",
+            "optimizer.shard" if zero else "optimizer.whole", "gradient_norm", "tied_embedding",
+            buffer_op(solutions.problem, zero, pp), "weight_casts",
         ),
     }  # fmt: skip
 

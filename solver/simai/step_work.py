@@ -11,6 +11,7 @@ from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
+from solver.step.step_ops import buffer_op
 from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv, estimate_synchronisation
 from solver.step.time import accumulations, sharded_casts
@@ -49,7 +50,7 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
     whole = reduces_whole(problem.framework, problem.run, zero)
     reducing = "" if zero == 3 else "gradients.all_reduce" if whole else "gradients.reduce_scatter"
     gathering = "parameters.all_gather" if zero in (1, 2) else ""
-    updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", *times}
+    updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", buffer_op(problem, zero, pp), *times}
     sync = problem.framework.data_parallel
     every = ({gathering} if sync.shards_units and not problem.runs_no_sync else set()) | (
         set() if problem.defers_sync else {reducing}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         count = buckets(problem, splits, group.elements, whole, group.size)
         sharded = units(problem, splits, name) if problem.framework.data_parallel.shards_units else count
         ops += _exchange_ops(problem, name, group, shards[name], (count, sharded), np.minimum(shards[name], tensors))
-        ops += _kernel_ops(problem, name, group)
+        ops += _kernel_ops(problem, name, group, shares[name])
         ops += _update_ops(problem, name, "whole", np.where(shared, shares[name], group.elements))
         ops += _update_ops(problem, name, "shard", shares[name])
     node, copies, number = problem.cluster.gpus_per_domain, splits.cp * splits.dp, np.full(len(splits), 4.0)
@@ -110,8 +111,20 @@ def _exchange_ops(
     ]
 
 
-def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
-    """Return the kernels that cast a group's weights, add its gradients to a buffer, and pass over that buffer.
+def buffers_shard(problem: Problem, zero: Any, pp: Any) -> Any:
+    """Return whether a rank's buffer of gradients holds its shard alone between micro batches (Megatron-FSDP's
+    main_grad_buffer), or else all of them; arguments broadcast."""
+    return (zero == 3) | ((zero == 2) & (pp == 1) & (not problem.defers_sync))
+
+
+def buffer_op(problem: Problem, zero: int, pp: int) -> str:
+    """Return the name of the passes over that buffer."""
+    return f"gradient_buffer.{'shard' if buffers_shard(problem, zero, pp) else 'whole'}"
+
+
+def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.ndarray) -> list[Op]:
+    """Return the kernels that cast a group's weights, add its gradients to a buffer, and pass over that buffer, which holds all
+    of them or those that are ``owned``.
 
     An addition reads the new gradient, reads and writes the buffer; it is not needed with Megatron's fused GEMMs or FSDP's
     shards. A cast before it writes the gradient in the buffer's type, which is read in its place. Under FSDP1's no_sync
@@ -123,15 +136,17 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
     mixed = sizes.gradient > sizes.weight and not casts and not problem.runs_no_sync
     added = 5.0 * sizes.activation if problem.runs_no_sync else sizes.weight + 2.0 * sizes.gradient * (1 + casts)
 
-    def kernel(what: str, module: str, size: float, there: bool, variant: str) -> Op:
-        dims = {"bytes": group.elements * size * there}
+    def kernel(what: str, module: str, size: float, there: bool, variant: str, elements: np.ndarray = group.elements) -> Op:
+        dims = {"bytes": elements * size * there}
         return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=float(there), variant=variant)
 
+    passes, passed = sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0
     cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
     return [
         *cast,
         kernel("accumulation", "gradients", added, apart, "mixed" if mixed else "residual"),
-        kernel("gradient_buffer", "gradients", sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0, "residual"),
+        kernel("gradient_buffer.whole", "gradients", passes, passed, "residual"),
+        kernel("gradient_buffer.shard", "gradients", passes, passed, "residual", owned),
     ]
 
 

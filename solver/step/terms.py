@@ -60,6 +60,8 @@ class SplitTerms:
     to_host: np.ndarray  #: [S] gradients of one micro batch on their way to the host
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
+    buffer_whole: np.ndarray  #: [S] passes over the buffer of all gradients
+    buffer_shard: np.ndarray  #: [S] over that of a rank's shard
     once: np.ndarray  #: [S] gradient norm, tied embedding, and what else is done once after the last pass
     weight_casts: np.ndarray  #: [S] of all quantised weights of a rank that are kept
     parameters: np.ndarray  #: [S] of one rank on the fullest stage
@@ -151,7 +153,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), to_host=once(*([TO_HOST] if problem.run.offload_gradients else [])),
         optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
-        once=once("gradient_norm", "tied_embedding", "gradient_buffer"),
+        once=once("gradient_norm", "tied_embedding"),
+        buffer_whole=once("gradient_buffer.whole"), buffer_shard=once("gradient_buffer.shard"),
         weight_casts=once(*(["weight_casts"] if problem.weight_recipe else [])),
         parameters=np.sum([one.elements for one in groups.values()], axis=0)[group],
         embedding_parameters=table.embedding.parameters[key], synchronisation=sync, synchronisation_row=group,

@@ -14,7 +14,7 @@ from solver.step.offload import late_gradients, ranks_in_turn
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.stage_seconds import SlowestStage
-from solver.step.step_ops import tensors_of_stage
+from solver.step.step_ops import buffers_shard, tensors_of_stage
 from solver.step.stragglers import straggler_share
 from solver.step.synchronisation import exposed_gathers, exposed_gradients
 from solver.step.terms import SplitTerms
@@ -68,6 +68,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
     optimizer = optimizer + casts * terms.weight_casts[row]
+    sharded = buffers_shard(problem, layouts.zero, terms.splits.pp[row])
+    optimizer = optimizer + np.where(sharded, terms.buffer_shard[row], terms.buffer_whole[row])
     optimizer = np.maximum(optimizer, _optimizer_launches(problem, terms)[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)

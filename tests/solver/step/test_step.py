@@ -320,12 +320,15 @@ def test_weight_sharding_always_takes_time(sample: Callable[[str], Solutions]) -
 def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) -> None:
     # where both stages reduce-scatter and all-gather, as in Megatron-LM (InternEvo broadcasts for ZeRO-1, which may be slower)
     found = sample("generic")
-    partitioned = found.layouts.take(np.flatnonzero(found.layouts.zero == 3))
+    sharded, terms = np.flatnonzero(found.layouts.zero == 3), found.terms
+    partitioned = found.layouts.take(sharded)
     assert len(partitioned) > 30
-    assert (step_seconds(found, partitioned) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
-    assert (
-        step_seconds(found, changed(partitioned, zero=2)) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)
-    ).all()
+    # but for passes over a shard of the gradients instead of all, and the stragglers' share of these
+    fewer = 1.2 * (terms.buffer_whole - terms.buffer_shard)[found.layouts.row[sharded]]
+    least = step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12) - fewer
+    for zero in (2, 3):
+        seconds = step_seconds(found, changed(partitioned, zero=zero))
+        assert (seconds >= least).all()
 
 
 @pytest.mark.parametrize("framework", ["internevo", "torchtitan"])

@@ -24,6 +24,7 @@ from solver.step.stage_seconds import (
     sends_of,
     stage_work,
 )
+from solver.step.step_ops import buffer_op
 
 #: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
 LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
@@ -312,3 +313,13 @@ def test_gradients_go_to_the_host_beside_the_backward_pass_only_where_asked() ->
     assert (beside, after) == ((6 - 4) + (6 - 4) + (12 - 4), 6 + 6 + 12)
     for overlaps in (True, False):  # under ZeRO-2 the host waits for each copy, and five ranks copy in turn
         assert late_gradients(*given, np.array([2]), turns, overlaps)[0] == 5 * (3 + 6 + 12)
+
+
+def test_passes_over_a_buffer_of_gradients_are_of_what_a_rank_keeps() -> None:
+    # zeroed and averaged, 2 bytes three times: whole under ZeRO-1, a shard of four under ZeRO-3
+    run = {**RUN, "grad_dtype": "bf16", "overlap_grad_reduce": False, "overlap_param_gather": False}
+    elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
+    for zero, share in ((1, 1.0), (3, 0.25)):
+        found = tiny("generic", 4, run=run, dp=4, zero=zero, zero_shard_size=4, num_micro_batches=2)
+        passed = float(found.terms.synchronisation.row(buffer_op(found.problem, zero, 1))[0])
+        assert passed == pytest.approx(elements * share * 3 * 2 * BYTE, rel=1e-9)
