@@ -140,6 +140,8 @@ class DataParallel:
     wraps_lone_experts: bool = False
     reduce_scatter_copies: float = 0.0
     sharded_gather_copies: float = 0.0  #: further ones of the weights that ZeRO-3 gathers
+    #: Memory traffic per parameter of a shard before ZeRO-3 gathers it: 6 bytes of a cast of fp32 to 16 bits, 4 of a copy.
+    shard_cast_bytes: float = 0.0
     #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
     #: gathered again for the gradients. Otherwise it does so layer by layer, beside compute.
     zero3_by_tensor: bool = False

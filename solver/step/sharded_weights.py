@@ -81,6 +81,7 @@ def sharded_weight_ops(
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, reductions)
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
+        ops += copy_ops(f"{name}.all_gather", gathered / sizes.activation / shard * sync.shard_cast_bytes, group)
         ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
         if of == EXPERTS and sync.wraps_lone_experts:
             ops += _lone_casts(name, gathered / sizes.activation, trained, group)

@@ -106,7 +106,12 @@ FSDP = Framework(
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(
-        reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True, no_sync=True, gradient_passes=CLIPPING
+        reduce_scatter_copies=4.0,
+        accumulating_gemms=False,
+        shards_units=True,
+        no_sync=True,
+        gradient_passes=CLIPPING,
+        shard_cast_bytes=6.0,  # _flat_param.py, _use_low_precision_shard
     ),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
@@ -134,7 +139,13 @@ FSDP2_2025 = FSDP.derive(
     family="fsdp2",
     aliases=("accelerate 1.6 fsdp2",),
     can_run={"zero_stages": (2, 3)},
-    data_parallel={"all_gather_copies": 2.0, "reduce_scatter_copies": 2.0, "no_sync": False, "regathers_root": True},
+    data_parallel={
+        "all_gather_copies": 2.0,
+        "reduce_scatter_copies": 2.0,
+        "no_sync": False,
+        "regathers_root": True,
+        "shard_cast_bytes": 10.0,  # _fsdp_param.py, all_gather_inputs; _fsdp_collectives.py, all_gather_copy_in
+    },
     memory={"copies_gradients": True},
 )
 

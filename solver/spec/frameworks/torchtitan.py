@@ -71,6 +71,7 @@ TORCHTITAN_2025 = Framework(
     ),
     data_parallel=DataParallel(
         all_gather_copies=2.0,
+        shard_cast_bytes=10.0,  # _fsdp_param.py, all_gather_inputs; _fsdp_collectives.py, all_gather_copy_in
         wraps_lone_experts=True,  # distributed/parallel_dims.py, _mesh_exist: efsdp wherever ep is above 1
         # chunk_cat casts into the message: 278 G elements/s on H100 from 16 to 32 bits (pytorch's pull request 120678), which
         # takes as long as 2.7 reads or writes of 4 bytes at the rate of other copies there
@@ -165,7 +166,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
              "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
-    data_parallel={"defers_sync": True, "wraps_lone_experts": False},
+    data_parallel={"defers_sync": True, "wraps_lone_experts": False, "shard_cast_bytes": 4.0},
     # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
     memory={
         "weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0),

@@ -47,9 +47,10 @@ def test_tied_tables_are_sent_once_by_fsdp() -> None:
 
 
 def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
-    # torchtitan: the root has the embedding alone, 6 bytes each; the head's messages are overlapped with a layer's passes
+    # torchtitan: the root has the embedding alone, 6 bytes each; the head's messages are overlapped with a layer's passes. Of
+    # the eighth that a rank holds 6 bytes are the cast to 16 bits and 4 the copy into the message
     exposed = _sharded("torchtitan-2025-06").terms.sharded
-    assert exposed.root[0] == pytest.approx(16_384 * (6 * LINK + (2 * 2.0 + 4 * 2.7) * BYTE), rel=1e-9)
+    assert exposed.root[0] == pytest.approx(16_384 * (6 * LINK + (2 * 2.0 + 4 * 2.7 + 10 / 8) * BYTE), rel=1e-9)
     assert exposed.head is not None
     assert [work.communication[0] for work in exposed.head] == pytest.approx([(16_384 + 64) * size * LINK for size in (2, 4)])
     assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.sharded.head is None
@@ -61,14 +62,16 @@ def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
 
 
 def test_accelerate_gathered_the_root_of_fsdp2_again_for_its_backward_pass() -> None:
-    # each 2 bytes all-gathered, and copied twice; FSDP1, whose root stays, does so once and has no copies
-    elements, reduced = 2 * 16_384 + 64, 4 * LINK + 4 * 2 * BYTE
-    twice = elements * (2 * (2 * LINK + 4 * BYTE) + reduced)
+    # each 2 bytes all-gathered, and copied twice, behind a cast and a copy of an eighth (10 bytes); FSDP1, whose root stays,
+    # does so once, with the cast alone (6)
+    elements, reduced, gathered = 2 * 16_384 + 64, 4 * LINK + 4 * 2 * BYTE, 2 * LINK + (4 + 10 / 8) * BYTE
+    twice = elements * (2 * gathered + reduced)
     assert _sharded("fsdp2-2025-10").terms.sharded.root[0] == pytest.approx(twice, rel=1e-9)
     # since accelerate 1.14 the embedding is apart from the head, once
     newest = _sharded("fsdp2").terms.sharded
-    assert newest.root[0] == pytest.approx(16_384 * (2 * LINK + 4 * BYTE + reduced), rel=1e-9) and newest.head is not None
-    assert _sharded("fsdp").terms.sharded.root[0] == pytest.approx(elements * (2 * LINK + 4 * LINK + 4 * 4 * BYTE), rel=1e-9)
+    assert newest.root[0] == pytest.approx(16_384 * (gathered + reduced), rel=1e-9) and newest.head is not None
+    once = elements * (2 * LINK + 4 * LINK + (4 * 4 + 6 / 8) * BYTE)
+    assert _sharded("fsdp").terms.sharded.root[0] == pytest.approx(once, rel=1e-9)
 
 
 def test_layers_stand_between_layers_of_other_kinds() -> None:
