@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
+from solver.spec.choices import Recompute
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
 from solver.step.step_ops import buffer_op
@@ -43,9 +44,10 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
     zero, problem = int(solutions.layouts.zero[index]), solutions.problem
     split = solutions.layouts.one(index).splits
     m, pp = int(split.num_micro_batches[0]), int(split.pp[0])
+    again = int(solutions.layouts.recompute[index]) == Recompute.FULL
     times = {
         "accumulation": round(float(accumulations(problem, zero, m, pp))),
-        "weight_casts": int(sharded_casts(problem, m)) if zero == 3 else 1,
+        "weight_casts": int(sharded_casts(problem, m, again)) if zero == 3 else 1,
     }
     whole = reduces_whole(problem.framework, problem.run, zero)
     reducing = "" if zero == 3 else "gradients.all_reduce" if whole else "gradients.reduce_scatter"

@@ -82,10 +82,22 @@ def sharded_weight_ops(
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
         ops += copy_ops(f"{name}.all_gather", gathered / sizes.activation / shard * sync.shard_cast_bytes, group)
-        ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
+        copied = sizes.gradient * sync.reduce_scatter_copies + _before_reducing(problem)
+        ops += copy_ops(f"{name}.reduce_scatter", trained * copied, group)
         if of == EXPERTS and sync.wraps_lone_experts:
             ops += _lone_casts(name, gathered / sizes.activation, trained, group)
     return ops
+
+
+def _before_reducing(problem: Problem) -> float:
+    """Return the bytes per parameter that Megatron-FSDP moves before it reduces gradients: 16-bit ones are divided in place,
+    and those that no GEMM adds are copied to the buffer (param_and_grad_buffer.py, gradient_reduce_preprocessing;
+    megatron_fsdp.py, _grad_acc)."""
+    sizes = problem.element_bytes
+    if not problem.framework.memory.communication_unit:
+        return 0.0
+    divided = 2.0 * HALF * (sizes.gradient == HALF)
+    return divided + (0.0 if problem.fused_accumulation else sizes.activation + sizes.gradient)
 
 
 def _lone_casts(name: str, weights: np.ndarray, trained: np.ndarray, group: ParameterGroup) -> list[Op]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from solver.spec.choices import Recompute
 from solver.spec.framework import ASSUMED_LAUNCH
 from solver.step.layouts import Layouts
 from solver.step.offload import late_gradients, ranks_in_turn
@@ -66,7 +67,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
         turns = ranks_in_turn(problem, terms.splits, terms.parameters)[row]
         sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, turns, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
+    sharded = sharded_casts(problem, terms.splits.num_micro_batches[row], layouts.recompute == Recompute.FULL)
+    casts = np.where(layouts.zero == 3, sharded, 1)
     optimizer = optimizer + casts * terms.weight_casts[row]
     sharded = buffers_shard(problem, layouts.zero, terms.splits.pp[row])
     optimizer = optimizer + np.where(sharded, terms.buffer_shard[row], terms.buffer_whole[row])
@@ -105,13 +107,15 @@ def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
     return sync.optimizer_launches * ASSUMED_LAUNCH * tensors
 
 
-def sharded_casts(problem: Problem, number: Any) -> np.ndarray:
-    """Return how often weights are cast under ZeRO-3 in a step of ``number`` micro batches, of its shape.
+def sharded_casts(problem: Problem, number: Any, recomputed: Any) -> np.ndarray:
+    """Return how often weights are cast under ZeRO-3 in a step of ``number`` micro batches, of its shape; recomputed: whether
+    layers run forward twice.
 
     Of weights that are held quantised the optimizer casts its shard alone, which is left out; the copy in the other order is
-    made of what is gathered in every micro batch, or sharded too.
+    sharded too, or made of what is gathered in every pass: forward, though the backward pass alone reads it, and dropped with
+    the weights behind it (Transformer Engine's base.py, quantize_weight; Megatron-FSDP's megatron_fsdp.py, _post_forward).
     """
     kept = problem.weight_recipe
     if kept is None or not kept.unit:
         return np.ones_like(number)
-    return np.asarray(number) * (kept.sharded == kept.unit)
+    return np.asarray(number) * (2 + np.asarray(recomputed) * 1) * (kept.sharded == kept.unit)

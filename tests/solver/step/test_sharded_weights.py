@@ -18,6 +18,7 @@ from solver.step.sharded_weights import exposed_by_sharding, messages, neighbour
 from solver.step.side_stream import SideStreamWork
 from solver.step.solutions import Solutions
 from solver.step.step_ops import linear_tensors
+from solver.step.time import sharded_casts
 
 #: Weights of a layer's linears, and its norms.
 LAYER = 36_864 + 128
@@ -206,3 +207,21 @@ def test_deepspeed_copies_gradients_into_buckets_and_overlaps_only_sharded_ones(
             for overlaps in (False, True)
         )
         assert (beside < late) == hides and beside <= late
+
+
+@pytest.mark.parametrize(
+    ("grad_dtype", "fused", "moved"), [("bf16", True, 4), ("fp32", True, 0), ("bf16", False, 4 + 4), ("fp32", False, 6)]
+)
+def test_what_megatron_fsdp_does_to_gradients_before_it_reduces_them(grad_dtype: str, fused: bool, moved: int) -> None:
+    # 16-bit gradients are divided in place (2 bytes read, 2 written); those that no GEMM adds are copied to the buffer
+    run = {"grad_dtype": grad_dtype, "gradient_accumulation_fusion": fused}
+    found = tiny("megatron-bridge-25", 8, TINY, run, zero=3, zero_shard_size=8, micro_batch_size=1)
+    assert found.terms.sharded.scatter[0].kernels[0] == pytest.approx(LAYER * moved * BYTE, rel=1e-9)
+
+
+def test_transposes_of_weights_are_made_in_every_pass_of_megatron_fsdp(h100_model: CostModel) -> None:
+    model, layout = model_of("llama3_8b"), {"framework": "megatron-bridge-25", "precision": "fp8", "fp8_param_gather": True}
+    problem = make_problem(model, 8, h100_model, **layout)
+    assert sharded_casts(problem, np.array([4, 4]), np.array([False, True])).tolist() == [8, 12]
+    blocks = make_problem(model, 8, h100_model, **{**layout, "precision": "bf16", "fp8_param_gather": False})
+    assert sharded_casts(blocks, np.array([4]), np.array([True])).tolist() == [1]
