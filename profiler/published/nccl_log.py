@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 _LAUNCHER = re.compile(r"^(?:\s*(?:\([^()]*\)|\[\d+,\d+\]<std\w+>:|\d+:(?=\s)|>))*\s?")  # mpirun, srun --label, Ray, quotes
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 _TEST = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
-_PARAMETERS = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+\d+\s+minBytes")
+#: rccl-tests writes some of these words with a colon.
+_PARAMETERS = re.compile(r"#\s*nThreads?:?\s+\d+\s+nGpus:?\s+\d+\s+minBytes")
 _ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )iters:\s*(\d{1,9})")
 _RANK = re.compile(
     r"#\s*Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>-?\d{1,9})\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"

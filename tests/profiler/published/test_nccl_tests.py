@@ -285,6 +285,14 @@ def test_a_second_import_keeps_the_first(tmp_path: Path) -> None:
     assert len(own) == 1 and own["source"][0] == "nccl-tests log all_reduce.log" and len(joined.table("broadcast")) == 1
 
 
+def test_the_heading_of_rccl_tests_has_colons(tmp_path: Path) -> None:
+    plain = new_log("all_reduce", 1, 8, ROW)
+    assert "# nThread 1 nGpus 1 minBytes 1048576" in plain
+    colons = plain.replace("# nThread 1 nGpus 1 minBytes 1048576", "# nThread: 1 nGpus: 1 minBytes: 1048576")
+    first, second = (read_log(write(tmp_path, name, text)) for name, text in (("a.log", plain), ("b.log", colons)))
+    assert first.tables["all_reduce"]["seconds"].tolist() == second.tables["all_reduce"]["seconds"].tolist()
+
+
 def test_logs_join_no_derived_profile_whose_kernels_no_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write(tmp_path, "x.log", new_log("all_reduce", 1, 8, ROW).replace("NVIDIA H100 80GB HBM3", "NVIDIA H20"))
     assert main(["--import-nccl-tests", str(log), "--profile", "h20", "--output", str(tmp_path)]) == 2
