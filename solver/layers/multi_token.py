@@ -13,7 +13,7 @@ from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.norm import norm_ops
 from solver.layers.ops import column_linears, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, MTP_PREFIX, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, MULTI_TOKEN_PREFIX, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
@@ -41,12 +41,12 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     again = [_named(op, modules) for op in (*embedding.ops, *norms, *projection, *layer.ops, *head.ops)]
     joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves
     saved = [
-        replace(tensor, name=MTP_PREFIX + tensor.name, bytes=tensor.bytes * modules)
+        replace(tensor, name=MULTI_TOKEN_PREFIX + tensor.name, bytes=tensor.bytes * modules)
         for tensor in (joined, *layer.saved, *head.saved)
     ]
     own = [Weight("projection", 2.0 * h * h / shapes.split, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]
     weights = [
-        replace(weight, name=MTP_PREFIX + weight.name, elements=weight.elements * modules, alike=weight.alike * modules)
+        replace(weight, name=MULTI_TOKEN_PREFIX + weight.name, elements=weight.elements * modules, alike=weight.alike * modules)
         for weight in (*own, *layer.weights)
     ]
     return replace(
@@ -69,5 +69,7 @@ def _projection(shapes: Shapes) -> list[Op]:
 
 def _named(op: Op, modules: int) -> Op:
     """The op in every module; what it overlaps with is in the same module."""
-    under = tuple(MTP_PREFIX + label for label in op.overlaps_with)
-    return replace(op, name=MTP_PREFIX + op.name, count=op.count * modules, launches=op.launches * modules, overlaps_with=under)
+    under = tuple(MULTI_TOKEN_PREFIX + label for label in op.overlaps_with)
+    return replace(
+        op, name=MULTI_TOKEN_PREFIX + op.name, count=op.count * modules, launches=op.launches * modules, overlaps_with=under
+    )

@@ -34,7 +34,7 @@ QKV_LINEARS = ("wq", "wk", "wv", "wqkv", "wqkvz", "wba", "wqkvzba")
 OUTPUT_LINEAR = "wo"
 UP_LINEARS, DOWN_LINEAR = ("w1", "w3", "w13"), "w2"
 SCORES, CONTEXT = "scores", "context"  #: GEMMs of unfused attention, which have no weights
-MTP_PREFIX = "nextn."  #: of the names of ops of multi-token prediction
+MULTI_TOKEN_PREFIX = "nextn."  #: of the names of ops of multi-token prediction
 #: Bytes over the link to the host, and through the host's memory.
 HOST_LINK, HOST_MEMORY = "host_link", "host_memory"
 PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
@@ -82,7 +82,7 @@ class Op:
 
 def name_in_layer(op: Op) -> str:
     """Return the name that an op has in a layer, of one of multi-token prediction too."""
-    return op.name.removeprefix(MTP_PREFIX)
+    return op.name.removeprefix(MULTI_TOKEN_PREFIX)
 
 
 def weight_gemms(ops: Iterable[Op]) -> list[Op]:

@@ -205,8 +205,9 @@ def in_step_seconds(micro_batches: Any, vpp: Any, group: Any, one: Any, head_chu
 
 
 def automatic_pipeline_seconds(
-    splits: PipelineColumns, total: Any, slowest: Any, passes: np.ndarray, transfer: Any, weight_share: Any, waits: bool
-) -> Any:
+    columns: PipelineColumns, total: np.ndarray, slowest: np.ndarray, passes: np.ndarray, transfer: np.ndarray,
+    weight_share: np.ndarray, waits: bool,
+) -> np.ndarray:  # fmt: skip
     """Return the same for layouts of automatic schedules (zb-1p, zb-2p): arrays of shape [layouts].
 
     passes: seconds of F, B and W on the slowest stage, [3, layouts]. transfer: seconds by which a message is late. waits: the
@@ -216,7 +217,7 @@ def automatic_pipeline_seconds(
     of the bubble falls into that lies between nothing, so that the bubble is the others' on average, and all, so that stages
     as fast as the average need no more time; the middle is taken (within 2% on average, a test compares with the simulation).
     """
-    schedule, m, pp = splits
+    schedule, m, pp = columns
     share = automatic_bubble(schedule, m, pp, passes, transfer, weight_share) / slowest
     others = (total - slowest) / np.maximum(pp - 1, 1)
     apart = m * slowest + share * others

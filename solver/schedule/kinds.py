@@ -24,9 +24,9 @@ def is_schedule(schedule: Any, *names: str) -> Any:
     return np.logical_or.reduce([schedule == SCHEDULES.index(name) for name in names])  # of few, np.isin costs more
 
 
-def splits_backward(schedule: str) -> bool:
-    """Whether the schedule runs the weight gradient as a pass of its own."""
-    return schedule in SPLIT_BACKWARD
+def splits_backward(schedule: Any) -> Any:
+    """Whether a schedule, by name or as codes, runs the weight gradient as a pass of its own."""
+    return is_schedule(schedule, *SPLIT_BACKWARD)
 
 
 def part_of(schedule: str, stage: Any, chunk: Any, stages: int) -> Any:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
+from solver.schedule.kinds import splits_backward
 from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
 from solver.spec.alignment import quantised_broken
-from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, Recompute, TpMode
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.division import (
     context_runs,
     heads_divide,
@@ -253,7 +254,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)
     copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp, splits.ep)
     if split_backward_broken(can_run, problem.run, 1):
-        sharded &= one_stage | ~np.isin(splits.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD])
+        sharded &= one_stage | ~splits_backward(splits.schedule)
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
     if problem.model.is_mixture_of_experts:

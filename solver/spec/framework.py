@@ -133,7 +133,7 @@ class DataParallel:
     #: The gradients' norm is summed over tensor and pipeline ranks alone, and the loss over the others; else one sum over all.
     norm_of_model: bool = False
     bucket_copy_bytes: float = 0.0  #: per parameter: copies of gradients into buckets and back, casts and averaging included
-    reduced_gradient_bytes: int = 0  #: of a gradient in the collective; 0: as it is accumulated
+    communicated_gradient_bytes: int = 0  #: of a gradient in the collective; 0: as it is accumulated
     #: FSDP: copies of all-gathered weights, and of whole gradients, between parameters and buffers (each a read and a write).
     all_gather_copies: float = 0.0
     #: Experts of which no other rank holds copies are a unit of FSDP's all the same, to be cast for each pass.
@@ -258,7 +258,7 @@ class MemoryUse:
     step_peak: float = 0.0
     list_bytes: float = 0.0  #: per parameter of the lists that ZeRO-1 or 2 reduces and gathers after the last backward pass
     #: Buffers of an activation that a tensor group gathers, which stay once they were made.
-    gather_buffers: int = 0
+    gathered_activation_buffers: int = 0
     #: Threads that call cuBLAS through torch (forward and backward), each with a workspace that torch's counter counts; 0: not
     #: described, part of what the runtime holds.
     cublas_threads: int = 0
@@ -302,7 +302,7 @@ class MemoryUse:
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
     bucket_views: bool = False  #: gradients that replicas sum are views of DDP's buckets, which stay
-    reduced_gradient_bytes: int = 0  #: of a gradient that FSDP has reduced; 0: as it is reduced
+    held_gradient_bytes: int = 0  #: of a gradient that FSDP has reduced; 0: as it is reduced
     #: A 16-bit buffer stays for each distinct shape of a layer's linears and of the vocabulary's projection: Transformer Engine
     #: since 2.3 (get_dummy_wgrad in pytorch/module/base.py, which Megatron's own linears call too), where a GEMM that
     #: accumulates into the gradients must still return one to autograd.

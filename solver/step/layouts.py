@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from solver.layers.program import LayerKeys, micro_batch_tokens
-from solver.schedule.kinds import AUTOMATIC, is_schedule
-from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, V_SHAPED, Recompute, TpMode
+from solver.schedule.kinds import AUTOMATIC, is_schedule, splits_backward
+from solver.spec.choices import SCHEDULES, V_SHAPED, Recompute, TpMode
 from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 
@@ -83,7 +83,7 @@ class Splits:
     @property
     def splits_backward(self) -> np.ndarray:
         """Whether the schedule computes weight gradients apart: int64 [splits]."""
-        return is_schedule(self.schedule, *SPLIT_BACKWARD).astype(np.int64)
+        return splits_backward(self.schedule).astype(np.int64)
 
     @property
     def automatic(self) -> np.ndarray:

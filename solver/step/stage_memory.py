@@ -68,7 +68,7 @@ class StageMemory:
         self._shares = shard_ranks(problem, splits)
         self._activations = Activations(problem, table, key, self._pipelines, stages)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
-        if stay := problem.framework.memory.gather_buffers:
+        if stay := problem.framework.memory.gathered_activation_buffers:
             self._workspaces = self._workspaces + stay * (splits.mode == TpMode.MSP) * self._gathered
         keys, element = table.keys, problem.element_bytes.activation
         self._head_operands = projection_operands(table.head, element)

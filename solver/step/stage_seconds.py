@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solver.schedule.closed_forms import StageWork
-from solver.schedule.kinds import is_schedule
+from solver.schedule.kinds import splits_backward
 from solver.schedule.warm_up import unpaired_micro_batches
-from solver.spec.choices import SPLIT_BACKWARD
 from solver.spec.strategy import Strategy
 from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts
@@ -99,7 +98,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
     alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, splits.micro_batch_group[row])
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
-    splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
+    splits_passes = run.delay_wgrad_compute | splits_backward(splits.schedule[row])
     together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])
     ep = STREAMS.index("ep")
     sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
@@ -290,6 +289,6 @@ def _passes(
         + first * stages.ends.embedding
         + last * stages.ends.head
     )
-    split = is_schedule(terms.splits.schedule[row], *SPLIT_BACKWARD)
+    split = splits_backward(terms.splits.schedule[row])
     weights = split * (over_kinds(layers, terms.weight_grad[:, row]) + last * terms.head_weight_grad[row])
     return np.array([forward + sent[0], both - forward - weights + sent[1], weights])

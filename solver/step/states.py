@@ -155,7 +155,7 @@ def trained_bytes(
     weights = sizes.weight * (elements if zero < 3 else owned * memory.keeps_shards)
     whole = elements if zero < 2 else np.where(keeps, elements, owned)
     here = gradients_here(problem) if zero > 1 else 1.0
-    reduced = np.where(keeps, 0, memory.reduced_gradient_bytes)
+    reduced = np.where(keeps, 0, memory.held_gradient_bytes)
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
     kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
     gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here

@@ -97,7 +97,7 @@ def _exchange_ops(
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
     grad = sizes.gradient
     whole, sharded = counts[0], 1.0 if sync.shards_at_once else counts[1]
-    reduced = group.elements * (sync.reduced_gradient_bytes or grad)
+    reduced = group.elements * (sync.communicated_gradient_bytes or grad)
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
     width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
     gathered = group.elements * width

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.schedule.kinds import is_schedule
-from solver.spec.choices import SPLIT_BACKWARD
+from solver.schedule.kinds import splits_backward
 from solver.step.collective_checks import with_checks
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
@@ -105,7 +104,7 @@ def _restart(problem: Problem, splits: Splits) -> np.ndarray:
     None where sends overlap with the next chunk's compute, and in the schedules of the zero-bubble authors, whose runtime waits
     for handles only (zb_schedules.py).
     """
-    asynchronous = overlapping_sends(problem, splits) | is_schedule(splits.schedule, *SPLIT_BACKWARD)
+    asynchronous = overlapping_sends(problem, splits) | splits_backward(splits.schedule)
     return np.where(asynchronous, 0.0, restart_seconds(problem.framework, problem.cost))
 
 

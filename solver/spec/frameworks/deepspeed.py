@@ -178,7 +178,7 @@ ALEPH_ALPHA = Framework(
     # their norm is taken: 26 + 6 bytes per parameter
     data_parallel=DataParallel(
         grad_collective="all_reduce",
-        reduced_gradient_bytes=4,
+        communicated_gradient_bytes=4,
         bucket_elements=500e6,
         bucket_copy_bytes=32.0,
         optimizer_bytes_per_parameter=112.0,  # torch's AdamW on fp32 copies, a kernel for each operation; and the 16-bit ones

@@ -31,7 +31,7 @@ MAXTEXT = Framework(
     recomputation=Recomputation(selective_keeps_qkv=True, stops_early=True),
     # base.yml's grad_dtype: gradients are reduced in the activations' type and cast (train.py). XLA plans its buffers before it
     # runs.
-    memory=MemoryUse(allocator_gaps=(0.0, 0.0), reduced_gradient_bytes=4, keeps_exponentials=True),
+    memory=MemoryUse(allocator_gaps=(0.0, 0.0), held_gradient_bytes=4, keeps_exponentials=True),
 )
 
 FAMILY = (MAXTEXT,)

@@ -87,7 +87,7 @@ NANOTRON = Framework(
         partition_bytes=2.0,
         list_bytes=6.0,
         allocator_gaps=(0.35, 0.35),  # as elsewhere with several stages; reserved peaks show it with one too
-        gather_buffers=2,
+        gathered_activation_buffers=2,
         cublas_threads=2,
         collective_gaps=2.0,  # inputs of a layer's two column linears
     ),

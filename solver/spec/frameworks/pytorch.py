@@ -115,7 +115,7 @@ FSDP = Framework(
     ),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
-    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), reduced_gradient_bytes=4, drops_logits=True),
+    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), held_gradient_bytes=4, drops_logits=True),
 )
 
 #: IBM's trainer: its selective checkpointing recomputes whole blocks (all of them unless told otherwise); AdamW is not fused.

@@ -171,7 +171,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     memory={
         "weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0),
         "drops_logits": False,  # recipes/llm/train_ft.py keeps the model's output
-        "reduced_gradient_bytes": 2,  # FSDP2 casts what it reduced to the parameters' type
+        "held_gradient_bytes": 2,  # FSDP2 casts what it reduced to the parameters' type
     },
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
