@@ -54,8 +54,8 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     """Print the sides of a comparison part by part, which is faster and how sure that is; write them to ``--json``."""
     if not 2 <= len(args.sides) <= _MOST:
         raise InputError(
-            f"{len(args.sides)} side(s) are given: compare 2 to {_MOST}, as in foretrain compare --config A.py . tp=4, where . is "
-            "the layout of --config"
+            f"{len(args.sides)} side(s): compare 2 to {_MOST}, as in foretrain compare --config A.py . tp=4, where . is the "
+            "config's own layout"
         )
     twice = next((side for side in args.sides if args.sides.count(side) > 1), None)
     if twice is not None:
