@@ -8,7 +8,7 @@ import numpy as np
 
 from solver.spec.choices import TpMode
 from solver.step.distinct import distinct
-from solver.step.layouts import Layouts, Splits
+from solver.step.layouts import Layouts
 from solver.step.solutions import Solutions
 
 _SAMPLE = 1000  #: layouts whose Pareto front is found before that of all
@@ -16,9 +16,9 @@ _SAMPLE = 1000  #: layouts whose Pareto front is found before that of all
 
 @dataclass
 class Kept:
-    """Layouts kept of the chunks so far, with their seconds and device bytes; subclasses say which."""
+    """Layouts kept of the chunks so far (None before the first), with their seconds and device bytes; subclasses say which."""
 
-    parts: list[Layouts] = field(default_factory=list)
+    layouts: Layouts | None = None
     seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
     memory: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -26,10 +26,11 @@ class Kept:
         """Add the layouts ``index`` of a chunk, then keep those that ``_chosen`` names, in its order."""
         if not len(index):
             return
-        merged = concatenate([*self.parts, layouts.take(index)])
+        offered = layouts.take(index)
+        merged = offered if self.layouts is None else Layouts.concatenate([self.layouts, offered])
         s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
         keep = self._chosen(merged, s, m)
-        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+        self.layouts, self.seconds, self.memory = merged.take(keep), s[keep], m[keep]
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
         """Keep those of the layouts ``index`` that are among the best so far."""
@@ -55,16 +56,6 @@ class Best(Kept):
 
     def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
         return np.lexsort((memory, seconds))[: self.keep]
-
-
-def concatenate(parts: list[Layouts]) -> Layouts:
-    """Return one Layouts from several, splits and rows appended in order."""
-    starts = np.cumsum([0, *(len(p.splits) for p in parts[:-1])])
-    return Layouts(
-        Splits.concatenate([p.splits for p in parts]),
-        np.concatenate([p.row + start for p, start in zip(parts, starts, strict=True)]),
-        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("zero", "recompute", "recompute_layers")),
-    )
 
 
 @dataclass
@@ -133,8 +124,8 @@ class Found:
         self.least_memory = min(self.least_memory, other.least_memory)
         pairs = [(self.best, other.best), (self.sizes, other.sizes), (self.pareto, other.pareto)]
         for mine, theirs in [*pairs, *((kept, other.modes[mode]) for mode, kept in self.modes.items())]:
-            for layouts in theirs.parts:
-                mine.offer(layouts, np.arange(len(layouts)), theirs.seconds, theirs.memory)
+            if theirs.layouts is not None:
+                mine.offer(theirs.layouts, np.arange(len(theirs.layouts)), theirs.seconds, theirs.memory)
 
 
 def pareto(seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:

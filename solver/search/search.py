@@ -15,7 +15,7 @@ import numpy as np
 from profiler.errors import InputError, counted, shown
 from profiler.profile.profile import GIB
 from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, stated_ends, within_max_sizes
-from solver.search.kept import Best, Found
+from solver.search.kept import Best, Found, Kept
 from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
@@ -100,15 +100,17 @@ def search(
         found = _search_part(problem, table, fixed, top, splits, prunes=False)
         raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
     rejected = Counter({**space.rejected, DOES_NOT_FIT: found.estimated - found.feasible})
-    sizes, elapsed = found.sizes.parts[0], time.perf_counter() - start
+    elapsed = time.perf_counter() - start
 
-    def kept(layouts: Layouts) -> Solutions:
+    def estimated(kept: Kept, most: int | None = None) -> Solutions:
+        assert kept.layouts is not None, "a layout that fits is the best, of its size, and on the front"
+        layouts = kept.layouts if most is None else kept.layouts.take(np.arange(min(most, len(kept.layouts))))
         return estimate_layouts(problem, layouts, table)
 
     return SearchResult(
-        problem, kept(found.best.parts[0]), kept(sizes.take(np.arange(min(top, _SIZES_KEPT, len(sizes))))),
-        {mode.name.lower(): kept(best.parts[0]) for mode, best in found.modes.items() if best.parts},
-        kept(found.pareto.parts[0]), found.estimated, found.feasible, elapsed, rejected, fixed, max_sizes,
+        problem, estimated(found.best), estimated(found.sizes, min(top, _SIZES_KEPT)),
+        {mode.name.lower(): estimated(best) for mode, best in found.modes.items() if best.layouts is not None},
+        estimated(found.pareto), found.estimated, found.feasible, elapsed, rejected, fixed, max_sizes,
     )  # fmt: skip
 
 

@@ -128,6 +128,16 @@ class Layouts:
         rest = self.zero[index], self.recompute[index], self.recompute_layers[index]
         return Layouts(self.splits.take(np.flatnonzero(used)), row, *rest)
 
+    @staticmethod
+    def concatenate(parts: Sequence[Layouts]) -> Layouts:
+        """Return one Layouts from several, splits and rows appended in order."""
+        starts = np.cumsum([0, *(len(p.splits) for p in parts[:-1])])
+        return Layouts(
+            Splits.concatenate([p.splits for p in parts]),
+            np.concatenate([p.row + start for p, start in zip(parts, starts, strict=True)]),
+            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("zero", "recompute", "recompute_layers")),
+        )
+
     def at(self, index: np.ndarray) -> Layouts:
         """Return the chosen layouts, with all splits."""
         return Layouts(self.splits, self.row[index], self.zero[index], self.recompute[index], self.recompute_layers[index])
