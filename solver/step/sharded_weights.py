@@ -18,6 +18,8 @@ from solver.step.problem import LayerTable, Part, Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.step_ops import copy_ops, gather_ops, group_ops, linear_tensors
 
+_ACROSS = "across"  #: messages between groups of shards that are sent once a step
+
 
 class Neighbours(NamedTuple):
     """The kinds of the layers before and after a layer, and the share of the layers of its kind that stand between these."""
@@ -79,7 +81,7 @@ def sharded_weight_ops(
         gathers, reductions = messages(problem, name, gathered / sizes.activation, trained)
         ops += gather_ops(f"{name}.all_gather", "all_gather", gathered, group, shard, gathers, problem)
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, reductions)
-        ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
+        ops += [replace(op, name=_of_reduction(problem, name, op), count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
         ops += copy_ops(f"{name}.all_gather", gathered / sizes.activation / shard * sync.shard_cast_bytes, group)
         copied = sizes.gradient * sync.reduce_scatter_copies + _before_reducing(problem)
@@ -87,6 +89,13 @@ def sharded_weight_ops(
         if of == EXPERTS and sync.wraps_lone_experts:
             ops += _lone_casts(name, gathered / sizes.activation, trained, group)
     return ops
+
+
+def _of_reduction(problem: Problem, unit: str, op: Op) -> str:
+    """Return the name of a message of a unit's gradients: Megatron-FSDP sums those of hybrid sharding over the groups of shards
+    once a step, others with every micro batch (megatron_fsdp.py, outer_fsdp_group_grad_reduce)."""
+    once = problem.framework.memory.communication_unit > 0 and op.kind == "all_reduce"
+    return f"{unit}.{_ACROSS if once else 'reduce_scatter'}"
 
 
 def _before_reducing(problem: Problem) -> float:
@@ -140,6 +149,8 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
 
     def work(name: str, way: str) -> SideStreamWork:
         found = side_stream_work(estimates, f"{name}.{way}").take(group)
+        if way == "reduce_scatter":
+            found += side_stream_work(estimates, f"{name}.{_ACROSS}").take(group) * (1.0 / splits.num_micro_batches)
         lists = _tensors(problem, name) * sync.list_seconds_per_rank * np.where(ranks > 1, ranks, 0)
         return found + host_work(lists)
 

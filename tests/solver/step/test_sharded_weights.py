@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from round_trip import model_of
-from toy import BYTE, LINK, TINY, make_problem, part, tiny, toy_cost
+from toy import BYTE, LINK, NETWORK, TINY, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -217,6 +217,18 @@ def test_what_megatron_fsdp_does_to_gradients_before_it_reduces_them(grad_dtype:
     run = {"grad_dtype": grad_dtype, "gradient_accumulation_fusion": fused}
     found = tiny("megatron-bridge-25", 8, TINY, run, zero=3, zero_shard_size=8, micro_batch_size=1)
     assert found.terms.sharded.scatter[0].kernels[0] == pytest.approx(LAYER * moved * BYTE, rel=1e-9)
+
+
+def test_megatron_fsdp_reduces_across_groups_of_shards_once_a_step() -> None:
+    # two groups of 8 on two nodes: fp32 gradients of a shard cross the network in one of four micro batches, in torch in each
+    def reduced(framework: str, count: int) -> float:
+        layout = {"zero": 3, "zero_shard_size": 8, "num_micro_batches": count}
+        found = tiny(framework, 16, TINY, {"grad_dtype": "fp32"}, **layout)
+        return float(found.terms.sharded.scatter[0].communication[0])
+
+    inside, across = LAYER * 4 * LINK, LAYER / 8 * 4 * NETWORK
+    assert [reduced("megatron-bridge-25", m) for m in (1, 4)] == pytest.approx([inside + across, inside + across / 4], rel=1e-9)
+    assert [reduced("fsdp", m) for m in (1, 4)] == pytest.approx([inside + across] * 2, rel=1e-9)
 
 
 def test_transposes_of_weights_are_made_in_every_pass_of_megatron_fsdp(h100_model: CostModel) -> None:
