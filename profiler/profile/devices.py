@@ -204,8 +204,8 @@ def _check(device: Device) -> None:
     if not least <= each <= most:
         raise InputError(
             f"peak_tflops of {half / 1e12:g} in 16 bits on num_sms {device.num_sms} are {each:.3g} TFLOP/s a multiprocessor, "
-            f"where chips do {least:g} to {most:g}: one of the two is wrong, or a few large cores have several matrix units, which "
-            "are then what to count"
+            f"where chips do {least:g} to {most:g}: one of the two is wrong, or a few large cores have several matrix units, "
+            "which are then what to count"
         )
     balance = device.memory_bandwidth / half
     if not _BALANCE[0] <= balance <= _BALANCE[1]:
