@@ -79,7 +79,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.
 WARM_UP, LEAST = 5, 5
 _MOST_BYTES = 256 << 20
-_KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
+_RATE = "tgs"  #: tokens per GPU per second, in place of step_s
+_KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s", _RATE)
 
 
 #: Of Megatron-LM and its kin, and of torchtitan.
@@ -123,7 +124,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     """
     text = read_text(path, "a log or a JSON object", _MOST_BYTES, replacing=True)
     if text.lstrip().startswith("{") and not _PRINTED_DICT.match(text):
-        return _from_json(text, path)
+        return _from_json(text, path, run.tokens / run.world_size)
     text = jobs_in(text)[-1]
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps, warm_up = step_seconds(text, batch)
@@ -241,7 +242,8 @@ def _clock(text: str) -> float:
     return seconds
 
 
-def _from_json(text: str, path: Path) -> Observation:
+def _from_json(text: str, path: Path, tokens: float) -> Observation:
+    """Return what a JSON object states; tokens: of a GPU in a step."""
     try:
         values: Mapping[str, Any] = json.loads(text)
     except ValueError as error:
@@ -257,9 +259,12 @@ def _from_json(text: str, path: Path) -> Observation:
     kind = values.get("memory_kind", "allocated")
     if kind not in MEMORY_KINDS:
         raise InputError(f"{path}: memory_kind is {kind!r}; it must be one of {', '.join(MEMORY_KINDS)}")
-    given = values.get("step_s", [])
-    steps = np.array([number("step_s", value) for value in (given if isinstance(given, list) else [given])])
-    peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:]))
+    if _RATE in values and "step_s" in values:
+        raise InputError(f"{path}: step_s and {_RATE} both say how long a step takes; leave one out")
+    given = values.get("step_s", values.get(_RATE, []))
+    listed = given if isinstance(given, list) else [given]
+    steps = np.array([tokens / number(_RATE, each) if _RATE in values else number("step_s", each) for each in listed])
+    peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:5]))
     return Observation(steps, peak * GIB if peak else None, kind, world * 1e9 if world else None, node * 1e9 if node else None)
 
 

@@ -57,6 +57,7 @@ NUMBERS = {
     "moe_capacity_factor": (0, 100),
     "moe_imbalance": (1, 100),
     "peak_memory_gib": (1e-6, 1e6),
+    "tgs": (1e-6, 1e9),
     "train_steps_per_second": (1e-9, 1e9),
 }
 

@@ -100,6 +100,16 @@ def test_json(tmp_path: Path) -> None:
     assert found.busbw == 35e9 and found.busbw_in_node is None
 
 
+def test_a_rate_stands_for_the_steps_that_it_makes(tmp_path: Path) -> None:
+    tokens = ONE.tokens / ONE.world_size
+    found = read_observation(written(tmp_path, f'{{"tgs": [{tokens}, {tokens / 2}]}}'), ONE, "h100_sxm")
+    assert found.steps.tolist() == [1.0, 2.0]
+    with pytest.raises(InputError, match="step_s and tgs both say how long a step takes"):
+        read_observation(written(tmp_path, '{"tgs": 1000, "step_s": 1}'), ONE, "h100_sxm")
+    with pytest.raises(InputError, match="tgs is 0"):
+        read_observation(written(tmp_path, '{"tgs": 0}'), ONE, "h100_sxm")
+
+
 def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
     lines = "".join(f"step: {i}  memory: {gib}GiB(70%)  tps: 4,096\n" for i, gib in enumerate((55.5, 56.72, 56.7)))
     found = read_observation(written(tmp_path, lines), ONE, "h100_sxm")
