@@ -65,7 +65,8 @@ class CostModel:
     derating, but for power_slowdown. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link
     to the host and of the host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one
     layer of plain PyTorch (0: not measured). link_slowdown, found: see with_found_network. leaf_switches: where the uplinks
-    of these are a bottleneck. uncertainty: set where nothing was measured on this device.
+    of these are a bottleneck. uncertainty: set where nothing was measured on this device; base_derating: then that of GEMMs on
+    the measured one that it is derived from, as its laboratory found it.
     learned: from own training runs.
     """
 
@@ -92,6 +93,7 @@ class CostModel:
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
     uncertainty: DeviceUncertainty | None = None
+    base_derating: float = 0.0
     host_rates: Mapping[str, float] = field(default_factory=dict)
     plain_layer_launch: float = 0.0
     learned: Learned | None = None

@@ -43,7 +43,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention, derivation.similarity == "architecture"),
-        derating=derating * scale.get("bf16", 1.0),
+        derating=derating * scale.get("bf16", 1.0), base_derating=base.derating,
         attention_derating=_attention_derating(base) * scale.get("bf16", 1.0),
         quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
         shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth

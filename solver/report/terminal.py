@@ -178,7 +178,8 @@ def _derated(cost: CostModel) -> str:
     gemms, attention = cost.derating, cost.derating_of_attention
     alike = f"{gemms:.2f}" == f"{attention:.2f}"
     factors = f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
-    return f"{_CLOCKS[cost.origin]}: {factors}"
+    itself = f" (on the measured device itself GEMM times x {cost.base_derating:.2f})" if cost.base_derating > gemms else ""
+    return f"{_CLOCKS[cost.origin]}: {factors}{itself}"
 
 
 def _domain(problem: Problem) -> str:

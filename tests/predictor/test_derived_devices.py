@@ -112,6 +112,17 @@ def test_power_slows_long_kernels_and_the_laboratory_stays_out(fitted: Callable[
     assert large == pytest.approx(held / (148 * 0.92), rel=0.03)
 
 
+def test_what_a_laboratory_found_of_the_measured_device_is_kept_beside(
+    fitted: Callable[[str], CostModel], h100: CostModel
+) -> None:
+    b200 = fitted("b200_sxm")
+    same = cost_model(
+        derived_profile("chip", DATASHEETS["b200_sxm"], find_profile("b200_sxm")[0]), cache_dir=PROF_DATA / ".cache"
+    )
+    assert same.base_derating == b200.derating > same.derating, "a B200 derived from itself is faster than measured"
+    assert on(DATASHEETS["h100_sxm"]).base_derating == h100.derating and h100.base_derating == 0.0
+
+
 def test_at_the_limit_of_power_the_peak_is_no_matter(h100: CostModel) -> None:
     """Chips with the H100's power and 1 / 1.12 to 4 times its peak sustain the same rate: kernels are as fast to the bit."""
     sheet = DATASHEETS["h100_sxm"]
