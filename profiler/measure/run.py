@@ -84,6 +84,8 @@ def run(options: Options) -> int:
         if session.leads:
             print("measuring the peak rates of this machine", file=sys.stderr)
         device = device_facts(session, options.quick)
+        if session.device.type == "cuda" and "bf16" not in device.peak_flops:
+            raise InputError(f"{device.name} does not multiply in bf16, which GPUs are measured in")
         recorder, done = _prepare(session, device, options)
         kept = recorder
         watch(session, lambda said: end_rank(session, kept, said, 1))

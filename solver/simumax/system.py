@@ -66,7 +66,7 @@ def _device(config: SystemConfig, ops: Mapping[str, Op], memory_bandwidth: float
     accelerator = config.accelerator
     peak = _op(accelerator["op"], "default").flops if "default" in accelerator["op"] else ops["matmul"].flops
     peaks = {"bf16": peak} | ({"fp8": ops["fp8_matmul"].flops} if "fp8_matmul" in ops else {})
-    alike = min((sheet.device for sheet in DATASHEETS.values()), key=lambda one: abs(one.peak_flops["bf16"] - peak))
+    alike = min((sheet.device for sheet in DATASHEETS.values()), key=lambda one: abs(one.half_peak - peak))
     return Device(
         name=config.sys_name, peak_flops=peaks, memory_bytes=float(accelerator["mem_gbs"]) * GIB,
         memory_bandwidth=memory_bandwidth, num_sms=alike.num_sms, gpus_per_node=config.num_per_node,
