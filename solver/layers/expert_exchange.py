@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.expert_rows import arriving_rows, blocks_of_token, expert_rows, reached_ranks, sent_rows
+from solver.layers.expert_rows import arriving_rows, blocks_of_token, expert_rows, reached_ranks, router_choice, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
 from solver.layers.program import COMBINE, DISPATCH, DOWN_LINEAR, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
@@ -199,7 +199,7 @@ def _choices(shapes: Shapes) -> dict[str, Array]:
     if shapes.run.moe_routing == "consecutive":
         ranks = reached_ranks(shapes) * keys.etp
         return {"top_k": ranks, "experts": keys.ep * keys.etp, "groups": nodes, "chosen": blocks_of_token(shapes, nodes)}
-    groups, chosen = model.router_groups * (model.router_topk_groups > 0), model.router_topk_groups
+    groups, chosen = router_choice(model)
     return {
         "top_k": model.num_experts_per_tok * keys.etp, "experts": model.num_experts * keys.etp,
         "groups": groups * keys.etp, "chosen": chosen * keys.etp,

@@ -7,6 +7,7 @@ import numpy as np
 from profiler.profile.routing import expected_places
 from solver.layers.program import Array
 from solver.layers.shapes import Shapes
+from solver.spec.model import ModelSpec
 
 
 def sent_rows(shapes: Shapes) -> np.ndarray:
@@ -36,8 +37,12 @@ def reached_ranks(shapes: Shapes) -> Array:
     keys, model = shapes.keys, shapes.model
     if shapes.run.moe_routing == "consecutive":
         return blocks_of_token(shapes, keys.ep)
-    groups = model.router_groups * (model.router_topk_groups > 0)
-    return expected_places(keys.ep, model.num_experts, model.num_experts_per_tok, groups, model.router_topk_groups)
+    return expected_places(keys.ep, model.num_experts, model.num_experts_per_tok, *router_choice(model))
+
+
+def router_choice(model: ModelSpec) -> tuple[int, int]:
+    """Return the groups of experts, and how many of them a token's router chooses first; (0, 0): it chooses among all."""
+    return (model.router_groups, model.router_topk_groups) if model.router_topk_groups else (0, 0)
 
 
 def blocks_of_token(shapes: Shapes, groups: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS
 from profiler.errors import printable
@@ -124,6 +124,11 @@ def _gpus(config: RunConfig, of: Problem, takes_gpus: bool) -> Iterator[str]:
 
 
 def _not_read(config: RunConfig) -> Iterator[str]:
-    if ignored := config.ignored:
-        more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
-        yield f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}"
+    if config.ignored:
+        yield f"not read from the config: {listed_keys(config.ignored, _SHOWN_KEYS)}"
+
+
+def listed_keys(keys: Sequence[str], most: int) -> str:
+    """Return the names of the first ``most`` keys, and how many more there are."""
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return f"{printable(', '.join(keys[:most]), 400)}{more}"

@@ -12,6 +12,7 @@ from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.formats.config_file import RunConfig
 from solver.formats.export import not_expressed, not_held, write_export
+from solver.options.notes import listed_keys
 from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
 from solver.report.output import (
     write_json,
@@ -42,9 +43,8 @@ def _not_carried(config: RunConfig) -> str:
     """Return which settings of a run's own file an exported one lacks because they enter no prediction, or ""."""
     if not config.layout or not config.ignored:
         return ""
-    more = f" and {len(config.ignored) - _SHOWN} more" if len(config.ignored) > _SHOWN else ""
-    named = printable(", ".join(config.ignored[:_SHOWN]), 400)
-    return f"not carried over from {printable(config.source.name)}, which trains otherwise without them: {named}{more}"
+    named = listed_keys(config.ignored, _SHOWN)
+    return f"not carried over from {printable(config.source.name)}, which trains otherwise without them: {named}"
 
 
 def write_layout(args: argparse.Namespace, solutions: Solutions, config: RunConfig, console: Console) -> None:

@@ -37,6 +37,7 @@ _STALLS = 0.01  #: by which single slow steps raise the mean over the median, if
 _FIRST = "they wait for compilation, data and communicators"
 _MOST_FACTOR = 20.0  #: a part that must be slower than this does not explain a step
 _FARTHEST = 200.0  #: a factor that no fault of a machine explains; milliseconds taken for seconds are a thousand
+_COUNTED_APART = 2.0  #: two counts of the FLOPs of one step differ by less
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,6 @@ class Finding:
 
     verdict: str
     text: str
-
-
-#: Two counts of the FLOPs of one step differ by less.
-COUNTED_APART = 2.0
 
 
 def health(solutions: Solutions, index: int, observed: Observation) -> list[Finding]:
@@ -86,7 +83,7 @@ def _checks(problem: Problem, observed: Observation) -> Iterator[Finding]:
 def _counted_apart(printed: float | None, ours: float) -> Iterator[Finding]:
     """Yield that a log's own FLOP/s are of another model or number of GPUs. Trainers count attention's whole square, and
     recomputation or not, which is up to 1.7 times as much."""
-    if printed and not 1 / COUNTED_APART < printed / ours < COUNTED_APART:
+    if printed and not 1 / _COUNTED_APART < printed / ours < _COUNTED_APART:
         yield Finding(
             NOTE,
             f"the log prints {printed / 1e12:,.0f} TFLOP/s per GPU, where this model and layout have {ours / 1e12:,.0f} at "

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.spec.can_run import CanRun
+from solver.spec.feasibility import stages_broken
 from solver.spec.read_only import read_only
+from solver.spec.strategy import Strategy
 
 
 @lru_cache(maxsize=4096)
@@ -46,7 +48,7 @@ def divisions(
     if chunks:
         return ((chunks // pp, Division()),) if pp > 1 and chunks % pp == 0 else ()
     if first or last:
-        return _users_ends(can_run, layers, pp, Division(first, last))
+        return _users_ends(can_run, layers, pp, first, last)
     if pp == 1 or not can_run.pipeline:
         return ((1, Division()),) if pp == 1 else ()
     found: list[tuple[int, Division]] = []
@@ -64,18 +66,16 @@ def divisions(
     return tuple(found)
 
 
-def _users_ends(can_run: CanRun, layers: int, pp: int, ends: Division) -> tuple[tuple[int, Division], ...]:
-    """Return (vpp, division) of the numbers of chunks in which stages with these ends hold equally many layers."""
-    first, last = ends.num_layers_in_first_pipeline_stage, ends.num_layers_in_last_pipeline_stage
-    others, left = pp - (first > 0) - (last > 0), layers - first - last
-    if pp == 1 or others < 0 or left < others or (left > 0 and not others):
+def _users_ends(can_run: CanRun, layers: int, pp: int, first: int, last: int) -> tuple[tuple[int, Division], ...]:
+    """Return (vpp, division) of the numbers of chunks into which a framework divides stages with these ends."""
+    if layers - first - last < pp - (first > 0) - (last > 0):  # a stage would hold none
         return ()
-    if others and left % others:  # the remainder goes to middle stages
-        return ((1, ends),) if can_run.uneven_stages else ()
-    if not (can_run.stated_end_stages or can_run.uneven_stages):
-        return ()
-    held = math.gcd(first, last, left // others if others else 0)
-    return tuple((int(v), ends) for v in (divisors(held) if can_run.chunks_stages else (1,)))
+    ends = Division(first, last)
+    run = Strategy(
+        world_size=pp, seq_len=1, pp=pp, num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last
+    )
+    each = divisors(layers) if can_run.chunks_stages else (1,)
+    return tuple((int(v), ends) for v in each if not stages_broken(can_run, layers, run.replace(vpp=int(v))))
 
 
 def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:

@@ -115,7 +115,7 @@ def _runs(
         in_groups = groups_fit(count, pp, fits) and (not fits or fits >= pp)
         for vpp, division in divided:
             ways = plain if vpp == 1 else interleaved * in_groups
-            if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
+            if vpp == 2 and not division.num_layers_in_first_pipeline_stage + division.num_layers_in_last_pipeline_stage:
                 ways = ways + [SCHEDULES.index(name) for name in v_shaped if not chunks_broken(name, pp, vpp, count)]
             found += [PipelineRun(int(size), count, code, vpp, fits * (code in interleaved), division) for code in ways]
         if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):

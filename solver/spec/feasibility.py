@@ -106,7 +106,7 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
         return "does not offer num_layers_in_first_pipeline_stage and _last_"
     if counted and not can_run.counts_embedding_and_loss:
         return "does not offer account_for_embedding_in_pipeline_split and _loss_"
-    if not even and (s.vpp > 1 or not can_run.uneven_stages):
+    if not even and (s.vpp > 1 or not others or not can_run.uneven_stages):
         ends = f" and {counted} counted as such" * (counted > 0)
         ends += f", {first} of them on the first" * (first > 0) + f", {last} of them on the last" * (last > 0)
         return f"does not run {layers} layers{ends} in {s.pp} pipeline stages"

@@ -364,6 +364,11 @@ class Framework:
         """
         return is_isp & self.data_parallel.partitions_whole_tensors
 
+    @property
+    def uses_megatron_fsdp(self) -> bool:
+        """Whether its ZeRO-2 and 3 are Megatron-FSDP."""
+        return self.memory.communication_unit > 0
+
     def fuses_accumulation(self, stated: bool | None) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated

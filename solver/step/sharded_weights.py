@@ -94,7 +94,7 @@ def sharded_weight_ops(
 def _of_reduction(problem: Problem, unit: str, op: Op) -> str:
     """Return the name of a message of a unit's gradients: Megatron-FSDP sums those of hybrid sharding over the groups of shards
     once a step, others with every micro batch (megatron_fsdp.py, outer_fsdp_group_grad_reduce)."""
-    once = problem.framework.memory.communication_unit > 0 and op.kind == "all_reduce"
+    once = problem.framework.uses_megatron_fsdp and op.kind == "all_reduce"
     return f"{unit}.{_ACROSS if once else 'reduce_scatter'}"
 
 
@@ -103,7 +103,7 @@ def _before_reducing(problem: Problem) -> float:
     and those that no GEMM adds are copied to the buffer (param_and_grad_buffer.py, gradient_reduce_preprocessing;
     megatron_fsdp.py, _grad_acc)."""
     sizes = problem.element_bytes
-    if not problem.framework.memory.communication_unit:
+    if not problem.framework.uses_megatron_fsdp:
         return 0.0
     divided = 2.0 * HALF * (sizes.gradient == HALF)
     return divided + (0.0 if problem.fused_accumulation else sizes.activation + sizes.gradient)

@@ -259,7 +259,7 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
     gathered, trained = _sharded_layers(problem, table, key, splits)
     made = sizes.activation * trained * problem.framework.memory.copies_gradients
-    queued = problem.framework.memory.communication_unit > 0
+    queued = problem.framework.uses_megatron_fsdp
     fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained + made, axis=0)
     if live := problem.framework.memory.live_elements:
         counts = np.bincount(problem.kinds.of_layer, minlength=len(gathered))[:, None]

@@ -67,11 +67,10 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
         turns = ranks_in_turn(problem, terms.splits, terms.parameters)[row]
         sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, turns, beside)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    sharded = sharded_casts(problem, terms.splits.num_micro_batches[row], layouts.recompute == Recompute.FULL)
-    casts = np.where(layouts.zero == 3, sharded, 1)
-    optimizer = optimizer + casts * terms.weight_casts[row]
-    sharded = buffers_shard(problem, layouts.zero, terms.splits.pp[row])
-    optimizer = optimizer + np.where(sharded, terms.buffer_shard[row], terms.buffer_whole[row])
+    casts = sharded_casts(problem, terms.splits.num_micro_batches[row], layouts.recompute == Recompute.FULL)
+    optimizer = optimizer + np.where(layouts.zero == 3, casts, 1) * terms.weight_casts[row]
+    of_shard = buffers_shard(problem, layouts.zero, terms.splits.pp[row])
+    optimizer = optimizer + np.where(of_shard, terms.buffer_shard[row], terms.buffer_whole[row])
     optimizer = np.maximum(optimizer, _optimizer_launches(problem, terms)[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.config_file import RunConfig
 from solver.options.batch import batch_sequences
+from solver.search.divisions import divisions
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
+from solver.search.pipelines import pipelines
 from solver.search.search import search
 from solver.search.space import cross, enumerate_splits
-from solver.spec.choices import Recompute, TpMode
+from solver.spec.choices import SCHEDULES, V_SHAPED, Recompute, TpMode
 from solver.spec.feasibility import check_layout
+from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.step.solutions import estimate_layouts
 
@@ -217,3 +221,13 @@ def test_end_stages_that_the_user_states_are_searched_as_stated(ends: tuple[int,
     assert result.best.times.seconds[0] == pytest.approx(every.times.seconds[fits].min(), rel=1e-12)
     for index in range(0, len(every.layouts), 97):
         check_layout(problem.model, problem.cluster, every.layouts.strategy(index, problem.run))
+
+
+def test_stated_end_stages_are_offered_where_the_framework_runs_them() -> None:
+    """Two stages hold all layers, none is left over; frameworks without pipelines have no stages, V-shaped ones equal ones."""
+    internevo, ddp = (framework_of(name).can_run for name in ("internevo-2024", "fsdp"))
+    assert [vpp for vpp, _ in divisions(internevo, 12, 2, 0, 5, 7)] == [1] and divisions(internevo, 12, 2, 0, 1, 1) == ()
+    assert divisions(ddp, 12, 2, 0, 5, 7) == divisions(ddp, 12, 4, 0, 3, 3) == ()
+    problem = make_problem(MODEL.replace(num_hidden_layers=12), 8, toy_cost(), 512, framework="primus-2026", p2p_overlap=True)
+    found = pipelines(problem, 4, 16, Counter(), (6, 0))
+    assert {run.vpp for run in found} == {1, 2} and not {SCHEDULES[run.schedule] for run in found} & set(V_SHAPED)
