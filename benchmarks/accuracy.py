@@ -40,7 +40,7 @@ from profiler.files import write_text
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import known_profiles
 from solver.commands.validate import CostModels
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.report.validate import Prediction, predict_cases, timed
 
 ROOT = Path(__file__).resolve().parent.parent

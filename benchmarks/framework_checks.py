@@ -21,7 +21,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.export import exported
-from solver.formats.megatron_export import megatron_arguments
+from solver.formats.megatron.export import megatron_arguments
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import stage_layers
 from solver.search.space import cross, enumerate_splits

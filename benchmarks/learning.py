@@ -20,7 +20,7 @@ from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
 from solver.commands.validate import CostModels
-from solver.formats.cases import Case, read_cases
+from solver.formats.cases.reading import Case, read_cases
 from solver.learning import learn, scaled
 from solver.options.terminal_run import progress_bar
 from solver.report.scores import Score, time_scores

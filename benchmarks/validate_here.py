@@ -27,7 +27,7 @@ from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from solver.commands.validate import CostModels
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.report.validate import Prediction, predict_cases
 from solver.spec.strategy import Strategy
 

@@ -19,7 +19,7 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
 from solver.commands.validate import CostModels
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.options.terminal_run import progress_bar
 from solver.report.validate import Prediction, predict_cases, timed
 from solver.step.stragglers import SPEED_STD, expected_wait

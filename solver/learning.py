@@ -24,7 +24,7 @@ from predictor.learned import FACTOR_OF, FACTORS, STEP, Learned, conditions_of
 from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.errors import InputError, counted
-from solver.formats.cases import Case
+from solver.formats.cases.reading import Case
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import CostModels, Prediction, predict_cases, timed
 from solver.spec.frameworks import framework_of

@@ -20,14 +20,14 @@ from profiler.profile.profiles import derived_profiles, known_profiles, shipped_
 from profiler.text_file import read_text
 from solver.api import configured_strategy, estimate
 from solver.commands.validate import CostModels
-from solver.formats.bridge_complete import printed
-from solver.formats.cases import read_cases
+from solver.formats.bridge.complete import printed
+from solver.formats.cases.reading import read_cases
 from solver.formats.config_file import RunConfig, run_config_of
 from solver.formats.file_run import Source
-from solver.formats.log_statements import check_statements
-from solver.formats.megatron_log import config_in_log, has_arguments
-from solver.formats.profiler_trace import Trace, is_trace, read_trace
-from solver.formats.step_log import Observation, read_observation
+from solver.formats.logs.profiler_trace import Trace, is_trace, read_trace
+from solver.formats.logs.statements import check_statements
+from solver.formats.logs.step_log import Observation, read_observation
+from solver.formats.megatron.log import config_in_log, has_arguments
 from solver.formats.yaml_files import read_yaml_file
 from solver.learning import Lesson, distinct_runs, learn
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument

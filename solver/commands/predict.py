@@ -9,7 +9,7 @@ from rich.console import Console
 from solver.api import configured_strategy, estimate, time_attention
 from solver.commands.search import search_all
 from solver.formats.export import check_export
-from solver.formats.step_log import read_observation
+from solver.formats.logs.step_log import read_observation
 from solver.options.batch import batch_or_default
 from solver.options.inputs import Inputs, load_inputs
 from solver.options.writing import tell_not_expressed, write_layout

@@ -17,7 +17,7 @@ from profiler.profile.profiles import (
     known_profiles,
 )
 from solver.api import CACHE
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.options.terminal_run import progress_bar
 from solver.report.output import (
     write_json,

@@ -12,16 +12,16 @@ from typing import Any
 
 from profiler.errors import InputError, closest, shown
 from profiler.text_file import json_object, read_text
-from solver.formats.deepspeed_config import is_deepspeed, read_deepspeed
+from solver.formats.deepspeed.config import is_deepspeed, read_deepspeed
 from solver.formats.file_run import FileRun, Source
-from solver.formats.hugging_face import MARKS, unread_keys
-from solver.formats.internevo_config import internevo_run
+from solver.formats.hugging_face.model import MARKS, unread_keys
+from solver.formats.internevo.config import internevo_run
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
 from solver.formats.script_files import read_script_file
 from solver.formats.simumax.files import is_strategy, read_strategy
 from solver.formats.simumax.model import is_model
 from solver.formats.topology_cluster import is_topology, topology_cluster
-from solver.formats.torchtitan_config import read_torchtitan
+from solver.formats.torchtitan.config import read_torchtitan
 from solver.formats.yaml_files import read_yaml_file
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy

@@ -9,21 +9,25 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from solver.formats import deepspeed_export, hugging_face_export, megatron_layer_kinds, megatron_untimed, nanotron_export
-from solver.formats.accelerate_export import accelerate_files
-from solver.formats.bridge_export import bridge_files
+from solver.formats.accelerate.export import accelerate_files
+from solver.formats.bridge.export import bridge_files
 from solver.formats.config_file import read_source
-from solver.formats.deepspeed_export import deepspeed_files
+from solver.formats.deepspeed import export as deepspeed_export
+from solver.formats.deepspeed.export import deepspeed_files
 from solver.formats.file_run import Source
-from solver.formats.internevo_export import internevo_files
-from solver.formats.megatron_export import megatron_files
-from solver.formats.nanotron_export import nanotron_files
-from solver.formats.nemo_export import nemo_files
-from solver.formats.primus_export import primus_files
+from solver.formats.hugging_face import export as hugging_face_export
+from solver.formats.hugging_face.untimed import left_out, unstated, with_note
+from solver.formats.internevo.export import internevo_files
+from solver.formats.megatron import layer_kinds as megatron_layer_kinds
+from solver.formats.megatron import untimed as megatron_untimed
+from solver.formats.megatron.export import megatron_files
+from solver.formats.nanotron import export as nanotron_export
+from solver.formats.nanotron.export import nanotron_files
+from solver.formats.nemo.export import nemo_files
+from solver.formats.primus.export import primus_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.simumax.files import simumax_files
-from solver.formats.torchtitan_export import torchtitan_files
-from solver.formats.untimed import left_out, unstated, with_note
+from solver.formats.torchtitan.export import torchtitan_files
 from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec

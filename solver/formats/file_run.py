@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, printable
-from profiler.text_file import json_object
-from solver.formats.model_file import json_model
 from solver.spec.model import ModelSpec
 
 #: Folder beside a file of settings that holds its model's config.json, after the file's name without its ending.
@@ -64,7 +62,7 @@ class FileRun:
     layout: Strategy fields; zero_shard_size -1 means every rank that holds the same parameters. assumed: fields of ``layout``
     that the file leaves to its framework's defaults. ignored: keys of the file that the framework knows and the prediction does
     not use. notes: what was taken for what the file leaves open. refusals: rules of the framework's own that the file breaks,
-    so that it would not start (solver.formats.argument_rules). gpus_per_node: ranks that are launched on each of several nodes;
+    so that it would not start (rules.py of its framework). gpus_per_node: ranks that are launched on each of several nodes;
     0: not stated.
     """
 
@@ -80,14 +78,3 @@ class FileRun:
 def model_path(name: str) -> str:
     """Return where the model of the file called ``name`` (without its ending) is, from the file's own folder."""
     return f"{name}{MODEL_FOLDER}/config.json"
-
-
-def model_beside(source: Source, why: str) -> ModelSpec:
-    """Return the model of the config.json beside a file. why: begins the message of the InputError where there is none."""
-    named = model_path(source.path.stem)
-    for relative in (named, "config.json"):
-        text = source.beside(relative)
-        if text is not None:
-            path = source.path.parent / relative
-            return json_model(json_object(text, path), path, source.path.stem)
-    raise InputError(f"{source.path}: {why}; put its Hugging Face config.json beside it, as {named}")

@@ -9,8 +9,9 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.text_file import json_object, read_text
-from solver.formats.hugging_face import MARKS, model_of_config
-from solver.formats.model_keys import is_harmless_name
+from solver.formats.file_run import Source, model_path
+from solver.formats.hugging_face.model import MARKS, model_of_config
+from solver.formats.hugging_face.unread_keys import is_harmless_name
 from solver.formats.simumax.model import is_model, read_model
 from solver.spec.model import ModelSpec
 from solver.spec.model_from_keys import KNOWN_KEYS, model_from_keys
@@ -54,3 +55,14 @@ def shipped_model(name: str) -> ModelSpec:
 def shipped_models() -> tuple[str, ...]:
     """Return the names of the models of ``configs/models``, in order."""
     return tuple(sorted(path.stem for path in (CONFIGS / "models").glob("*.json")))
+
+
+def model_beside(source: Source, why: str) -> ModelSpec:
+    """Return the model of the config.json beside a file. why: begins the message of the InputError where there is none."""
+    named = model_path(source.path.stem)
+    for relative in (named, "config.json"):
+        text = source.beside(relative)
+        if text is not None:
+            path = source.path.parent / relative
+            return json_model(json_object(text, path), path, source.path.stem)
+    raise InputError(f"{source.path}: {why}; put its Hugging Face config.json beside it, as {named}")

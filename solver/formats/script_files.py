@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from solver.formats.accelerate_config import settings_of_script
-from solver.formats.deepspeed_config import read_deepspeed
-from solver.formats.deepspeed_config import settings_of_script as deepspeed_settings
+from solver.formats.accelerate.config import settings_of_script
+from solver.formats.deepspeed.config import read_deepspeed
+from solver.formats.deepspeed.config import settings_of_script as deepspeed_settings
 from solver.formats.file_run import FileRun, Source
-from solver.formats.megatron_script import read_script
-from solver.formats.script_words import program_at, script_words, settings_after
+from solver.formats.launch.words import program_at, script_words, settings_after
+from solver.formats.megatron.script import read_script
 from solver.formats.yaml_files import read_yaml_file
 
 

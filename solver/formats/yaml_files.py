@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from profiler.errors import InputError
-from solver.formats.accelerate_config import is_accelerate, read_accelerate
-from solver.formats.bridge_config import is_bridge, read_bridge
+from solver.formats.accelerate.config import is_accelerate, read_accelerate
+from solver.formats.bridge.config import is_bridge, read_bridge
 from solver.formats.file_run import FileRun, Source
-from solver.formats.megatron_run import is_megatron_test, read_megatron_test
-from solver.formats.nanotron_config import is_nanotron, read_nanotron
-from solver.formats.nemo_config import is_nemo, read_nemo
-from solver.formats.primus_config import is_primus, read_primus
-from solver.formats.yaml_text import read_yaml
+from solver.formats.megatron.run import is_megatron_test, read_megatron_test
+from solver.formats.nanotron.config import is_nanotron, read_nanotron
+from solver.formats.nemo.config import is_nemo, read_nemo
+from solver.formats.primus.config import is_primus, read_primus
+from solver.formats.syntax.yaml_text import read_yaml
 
 _KINDS = (
     (is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from solver.formats.cases import MEMORY_KINDS
+from solver.formats.cases.reading import MEMORY_KINDS
 from solver.search.hints import dispatchers_on
 from solver.spec.expert_rules import dispatch_broken, overlap_runs, predicted_beside
 from solver.spec.strategy import Strategy

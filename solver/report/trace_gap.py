@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.formats.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY, OPTIMIZER, Trace
+from solver.formats.logs.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY, OPTIMIZER, Trace
 from solver.layers.program import CHUNK_SCAN, FLASH_ATTN, GROUPED_LINEAR, LINEAR, STATE_SPACE
 from solver.report.explain import Explanation
 

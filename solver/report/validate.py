@@ -15,7 +15,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GBIT
-from solver.formats.cases import LAST_RANK, Case
+from solver.formats.cases.reading import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std
 from solver.search.fixed import AXES

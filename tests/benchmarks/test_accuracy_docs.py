@@ -19,7 +19,7 @@ from toy import layer_linear_parameters
 
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
-from solver.formats.cases import Case, read_cases
+from solver.formats.cases.reading import Case, read_cases
 from solver.report.explain import Explanation
 from solver.report.scores import constant_mfu_scores, flops_per_gpu
 from solver.report.validate import Prediction, timed

@@ -11,7 +11,7 @@ import pytest
 from weak_scaling import LEAST_SIZES, find_series, left_out
 
 from predictor.cost_model import CostModel
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.report.scores import confusion, memory_scores, regret, time_scores
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import Prediction, predict_cases

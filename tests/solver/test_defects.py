@@ -321,12 +321,13 @@ def test_22_no_state_is_kept_between_problems(h100_model: CostModel) -> None:
 
 
 def test_23_estimating_needs_neither_torch_nor_any_fitting_library() -> None:
-    code = "import sys; import solver; print(*sys.modules)"
+    # without packages, whose own files are empty
+    code = "import sys; import solver; print(*(name for name, one in sys.modules.items() if not hasattr(one, '__path__')))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     modules = run.stdout.split()
-    assert not {"torch", "sklearn", "scipy", "pandas", "matplotlib", "rich"} & set(modules)
+    assert not {"torch", "sklearn", "scipy", "pandas", "matplotlib", "rich"} & {name.split(".")[0] for name in modules}
     # modules, not seconds: 400 load in 0.2 s on an idle core, and a busy one must not fail the test
-    assert len(modules) < 560
+    assert len(modules) < 524
 
 
 def test_24_the_report_is_short(h100_model: CostModel) -> None:

@@ -18,7 +18,7 @@ from solver.api import estimate
 from solver.commands.console import main
 from solver.commands.import_files import case_line
 from solver.commands.validate import CostModels
-from solver.formats.cases import Case, case_of, read_cases
+from solver.formats.cases.reading import Case, case_of, read_cases
 from solver.learning import Lesson, distinct_runs, learn, scaled
 from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD

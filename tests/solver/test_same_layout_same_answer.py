@@ -13,7 +13,7 @@ import pytest
 from predictor.cost_model import CostModel
 from solver import configured_strategy, estimate, load_problem
 from solver.commands.command_line import main
-from solver.formats.cases import case_of
+from solver.formats.cases.reading import case_of
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.report.output import layout_dict
 from solver.report.validate import predict_cases

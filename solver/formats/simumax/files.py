@@ -11,7 +11,8 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.text_file import json_object
-from solver.formats.file_run import FileRun, Source, model_beside, model_path
+from solver.formats.file_run import FileRun, Source, model_path
+from solver.formats.model_file import model_beside
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig
 from solver.formats.simumax.model import is_model, model_of
 from solver.formats.simumax.strategy import FRAMEWORK, KEEPING, ORIGINALS, SHARDING_FRAMEWORK, layout_of

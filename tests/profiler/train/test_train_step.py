@@ -18,7 +18,7 @@ from profiler.files import append_line
 from profiler.train.command import main
 from profiler.train.layout import Layout
 from profiler.train.model import Dims
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 
 ROOT = Path(__file__).resolve().parents[3]
 DIMS = {

@@ -15,7 +15,7 @@ from profiler.errors import InputError
 from solver.commands.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
-from solver.formats.hugging_face_export import config_of
+from solver.formats.hugging_face.export import config_of
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of

@@ -10,21 +10,19 @@ import pytest
 from round_trip import layouts_of, model_of
 
 from profiler.errors import InputError
-from solver.formats.argument_rules import (
-    accelerate,
-    bridge,
-    deepspeed,
-    internevo,
-    megatron_lm,
-    nanotron,
-    nemo,
-    primus,
-    torchtitan,
-)
-from solver.formats.argument_rules.rule import Arguments, Rule, broken, flattened
+from solver.formats.accelerate import rules as accelerate
+from solver.formats.bridge import rules as bridge
 from solver.formats.config_file import load_run_config
+from solver.formats.deepspeed import rules as deepspeed
 from solver.formats.export import exported
-from solver.formats.megatron_export import shell_command
+from solver.formats.internevo import rules as internevo
+from solver.formats.megatron import rules as megatron_lm
+from solver.formats.megatron.export import shell_command
+from solver.formats.nanotron import rules as nanotron
+from solver.formats.nemo import rules as nemo
+from solver.formats.primus import rules as primus
+from solver.formats.rule import Arguments, Rule, broken, flattened
+from solver.formats.torchtitan import rules as torchtitan
 from solver.spec.strategy import Strategy
 
 CASES = [json.loads(line) for line in Path("configs/cases/published.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ from solver.commands.console import main as foretrain
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.same_layout import effective, stated_strategy
-from solver.formats.yaml_text import read_yaml
+from solver.formats.syntax.yaml_text import read_yaml
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy

@@ -9,7 +9,7 @@ from round_trip import layouts_of, model_of, same_model
 
 from profiler.errors import InputError
 from solver.commands.console import main as foretrain
-from solver.formats.bridge_complete import printed
+from solver.formats.bridge.complete import printed
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import effective, stated_strategy

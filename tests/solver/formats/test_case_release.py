@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from solver.formats.case_release import with_release
-from solver.formats.cases import Case, case_of
+from solver.formats.cases.reading import Case, case_of
+from solver.formats.cases.release import with_release
 from solver.spec.frameworks import framework_of
 from solver.spec.model_from_keys import model_from_keys
 from solver.spec.model_size import parameters

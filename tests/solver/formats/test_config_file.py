@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.api import estimate, load_problem
 from solver.formats.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
-from solver.formats.literal_python import read_assignments
+from solver.formats.syntax.literal_python import read_assignments
 from solver.spec.cluster import cluster_of
 from solver.spec.model_size import parameters
 from solver.spec.strategy import strategy_from

@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from solver.formats import export
 from solver.formats.config_file import load_run_config
 from solver.formats.export import KINDS, Kind, exported, not_held, write_export
-from solver.formats.hugging_face import model_of_config
+from solver.formats.hugging_face.model import model_of_config
 from solver.formats.same_layout import effective, refuse_other, refuse_other_model, stated_strategy
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.strategy import Strategy

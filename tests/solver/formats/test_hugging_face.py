@@ -11,9 +11,9 @@ import pytest
 
 from profiler.errors import InputError
 from solver import load_problem
-from solver.formats.cases import case_of
-from solver.formats.hugging_face import model_of_config, unread_keys
-from solver.formats.model_types import FAMILIES, NOT_DECODERS, UNDESCRIBED
+from solver.formats.cases.reading import case_of
+from solver.formats.hugging_face.model import model_of_config, unread_keys
+from solver.formats.hugging_face.model_types import FAMILIES, NOT_DECODERS, UNDESCRIBED
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.model_size import parameters

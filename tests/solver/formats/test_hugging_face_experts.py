@@ -8,7 +8,7 @@ import pytest
 from references import nextn_parameters
 
 from profiler.errors import InputError
-from solver.formats.hugging_face import model_of_config
+from solver.formats.hugging_face.model import model_of_config
 from solver.spec.layer_kinds import has_experts, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters

@@ -13,7 +13,7 @@ from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.formats.export import exported, write_export
-from solver.formats.literal_python import read_assignments
+from solver.formats.syntax.literal_python import read_assignments
 from solver.spec.strategy import Strategy
 
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero_shard_size=16, cross_entropy_fusion=True, framework="internevo-2024")

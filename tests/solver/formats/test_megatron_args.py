@@ -9,8 +9,8 @@ import pytest
 from toy import toy_cost
 
 from profiler.errors import InputError
-from solver.formats.cases import case_of
-from solver.formats.megatron_args import sections_of_megatron
+from solver.formats.cases.reading import case_of
+from solver.formats.megatron.arguments import sections_of_megatron
 from solver.formats.model_file import shipped_model
 from solver.report.validate import Prediction
 from solver.spec.cluster import cluster_of

@@ -15,9 +15,9 @@ from toy import make_problem, some_layouts
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.commands.command_line import main
-from solver.formats.cases import case_of
+from solver.formats.cases.reading import case_of
 from solver.formats.config_file import load_run_config
-from solver.formats.megatron_export import megatron_arguments, megatron_files, shell_command
+from solver.formats.megatron.export import megatron_arguments, megatron_files, shell_command
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters

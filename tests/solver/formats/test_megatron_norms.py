@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from solver.formats.megatron_given import without_ignored
+from solver.formats.megatron.given import without_ignored
 
 LISTS = ["core_attn layernorm", "[core_attn layernorm]", ["core_attn", "layernorm"]]
 

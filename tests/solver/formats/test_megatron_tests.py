@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from profiler.errors import InputError
-from solver.formats.cases import case_of
+from solver.formats.cases.reading import case_of
 from solver.formats.config_file import load_run_config
-from solver.formats.yaml_text import write_yaml
+from solver.formats.syntax.yaml_text import write_yaml
 from solver.spec.strategy import strategy_from
 
 PUBLISHED = [

@@ -13,7 +13,7 @@ from solver.commands.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import stated_strategy
-from solver.formats.yaml_text import read_yaml, write_yaml
+from solver.formats.syntax.yaml_text import read_yaml, write_yaml
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 

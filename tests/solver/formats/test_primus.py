@@ -13,7 +13,7 @@ from profiler.profile.profiles import find_profile
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
-from solver.formats.yaml_text import read_yaml
+from solver.formats.syntax.yaml_text import read_yaml
 from solver.spec.strategy import Strategy
 from solver.step.per_stage import time_of_stages
 from solver.step.time import TIME_PARTS

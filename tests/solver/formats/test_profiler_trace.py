@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from profiler.errors import InputError
-from solver.formats.log_statements import check_statements
-from solver.formats.profiler_trace import ATTENTION, COPY, GEMM, MEMORY, OPTIMIZER, is_trace, kind_of, read_trace
+from solver.formats.logs.profiler_trace import ATTENTION, COPY, GEMM, MEMORY, OPTIMIZER, is_trace, kind_of, read_trace
+from solver.formats.logs.statements import check_statements
 from solver.spec.strategy import Strategy
 
 Event = dict[str, Any]

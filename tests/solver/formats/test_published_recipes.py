@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from profiler.profile.devices import FOLDER, read_datasheet
-from solver.formats.cases import Case, case_of
+from solver.formats.cases.published_recipes import Recipe, recipes
+from solver.formats.cases.reading import Case, case_of
 from solver.formats.model_file import shipped_model
-from solver.formats.published_recipes import Recipe, recipes
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import framework_of

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
-from solver.formats.shell_script import read_shell
+from solver.formats.shell.script import read_shell
 
 SCRIPT = """#!/bin/bash
 NODES=${NUM_NODES:-2}   # as the scheduler says

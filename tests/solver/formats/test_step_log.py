@@ -10,7 +10,7 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.formats.step_log import Batch, read_observation, step_seconds
+from solver.formats.logs.step_log import Batch, read_observation, step_seconds
 from solver.spec.strategy import Strategy
 
 NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor) warmup iters: 5 iters: 20 validation: 1

@@ -8,10 +8,10 @@ import pytest
 from toy import toy_cost
 
 from profiler.errors import InputError
-from solver.formats.case_release import with_release
-from solver.formats.cases import case_of
-from solver.formats.stated_stages import with_stages
-from solver.formats.synonyms import normalized_run
+from solver.formats.cases.reading import case_of
+from solver.formats.cases.release import with_release
+from solver.formats.cases.stated_stages import with_stages
+from solver.formats.cases.synonyms import normalized_run
 from solver.report import validate
 from solver.spec.frameworks import framework_of
 from solver.spec.model_from_keys import model_from_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy import DEVICE, toy_cost
 
-from solver.formats.cases import Case, case_of
+from solver.formats.cases.reading import Case, case_of
 from solver.report.validate import Prediction, predict_cases
 
 MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,

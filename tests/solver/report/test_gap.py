@@ -14,10 +14,10 @@ from solver import load_problem
 from solver.api import configured_strategy, estimate
 from solver.commands.console import main
 from solver.commands.import_files import case_line
-from solver.formats.cases import case_of
+from solver.formats.cases.reading import case_of
 from solver.formats.config_file import load_run_config
-from solver.formats.megatron_export import megatron_arguments
-from solver.formats.megatron_log import config_in_log, has_arguments
+from solver.formats.megatron.export import megatron_arguments
+from solver.formats.megatron.log import config_in_log, has_arguments
 from solver.report.gap import gap, gap_lines
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem

@@ -8,7 +8,7 @@ from toy import LINK, NETWORK, estimated, make_problem, toy_cost
 
 from predictor.network.as_found import PROBE_BYTES
 from profiler.errors import InputError
-from solver.formats.step_log import Collectives, Observation
+from solver.formats.logs.step_log import Collectives, Observation
 from solver.report.explain import explain
 from solver.report.health import as_measured, health
 from solver.report.other_settings import LEAST, other_settings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from solver import load_problem
 from solver.api import estimate
 from solver.commands.console import main
-from solver.formats.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY, OPTIMIZER, Trace, read_trace
+from solver.formats.logs.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY, OPTIMIZER, Trace, read_trace
 from solver.report.explain import Explanation, explain
 from solver.report.trace_gap import COMMUNICATION, IDLE, PARTS, predicted_parts, trace_lines, traced
 

@@ -12,7 +12,7 @@ from toy import DEVICE, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.formats.cases import Case, case_of, read_cases
+from solver.formats.cases.reading import Case, case_of, read_cases
 from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
 from solver.report.validate import Prediction, as_json, predict_cases
 from solver.spec.pipeline_layout import chunk_layers

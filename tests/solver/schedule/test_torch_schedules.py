@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
 from toy import TINY, make_problem, toy_cost
 
-from solver.formats.argument_rules.rule import Arguments, broken
-from solver.formats.argument_rules.torchtitan import RULES
+from solver.formats.rule import Arguments, broken
+from solver.formats.torchtitan.rules import RULES
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
 from solver.schedule.op_orders import stage_order
 from solver.search.space import enumerate_splits

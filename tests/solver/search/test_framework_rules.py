@@ -9,7 +9,7 @@ from toy import all_layouts, make_problem, toy_cost
 
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
-from solver.formats.cases import read_cases
+from solver.formats.cases.reading import read_cases
 from solver.formats.config_file import CONFIGS
 from solver.search.search import search
 from solver.spec.choices import V_SHAPED

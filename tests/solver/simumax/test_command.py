@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from solver.commands.validate import CostModels
-from solver.formats.cases import Case, case_of
+from solver.formats.cases.reading import Case, case_of
 from solver.report.validate import predict_cases
 from solver.simumax import PerfLLM
 from solver.simumax.__main__ import main

@@ -1,0 +1,1 @@
+"""accelerate's YAML for FSDP and DDP."""

@@ -1,0 +1,1 @@
+"""Megatron-Bridge's YAML files."""

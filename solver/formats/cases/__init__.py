@@ -1,0 +1,1 @@
+"""Measured training runs (cases) as models and layouts."""

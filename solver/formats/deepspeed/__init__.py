@@ -1,0 +1,1 @@
+"""DeepSpeed's JSON with the script that launches it."""

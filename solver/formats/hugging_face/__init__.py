@@ -1,0 +1,1 @@
+"""Hugging Face's config.json as a model, one reader per architecture."""

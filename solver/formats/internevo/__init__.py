@@ -1,0 +1,1 @@
+"""InternEvo's Python configuration files."""

@@ -1,0 +1,175 @@
+"""The words of a shell script that launches a framework, and the arguments in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import InputError, printable, shown
+from solver.formats.file_run import Source
+from solver.formats.launch.ranks import END, launch_key, slurm_variables
+from solver.formats.shell.script import Shell, read_shell
+
+#: Variables of the environment that say where ranks are, not how many.
+_PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_ENDPOINT", "CUDA_DEVICE_MAX_CONNECTIONS"}
+#: Variables that change how NCCL sends.
+_UNMODELLED = (
+    "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NET_GDR_LEVEL",
+    "NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE",
+)  # fmt: skip
+#: What a deterministic run sets, and what these change in another one.
+_DETERMINISTIC = ("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
+
+
+def _by_env(word: str) -> str:
+    """Return how the command line states the variable in a word, where it is a plain one."""
+    found = re.search(r"\$\{?([A-Za-z_]\w*)", word)
+    return f", or give --env {found[1]}=VALUE" if found else ""
+
+
+def script_words(source: Source) -> list[str]:
+    """Return the words of a script's commands, with the script's own variables put in; comments are left out.
+
+    Raises InputError where a shell could not read them.
+    """
+    return [word.text for word in _shell(source).words]
+
+
+def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tuple[str, ...]:
+    """Return a line with the script's defaults of the environment's variables that decide the run of a program, if any do.
+
+    ignored: arguments that decide nothing.
+    """
+    shell = _shell(source)
+    words = [word.text for word in shell.words]
+    at = program_at(words, program)
+    if at is None:
+        return ()
+    used = {name for before, word in pairwise(shell.words[:at]) if launch_key(before.text) for name in word.defaults}
+    name = ""
+    for word in takewhile(lambda word: word.text != END, shell.words[at + 1 :]):
+        name = word.text.partition("=")[0] if word.text.startswith("--") else name
+        used |= set() if name in ignored else word.defaults
+    written = {name: f"${name}" if name.isdecimal() else name for name in used - _PLACES}
+    taken = "; ".join(f"{written[name]} is {shell.defaults[name]}" for name in sorted(written))
+    others = (
+        "environment (--env) or its arguments say" if any(name.isdecimal() for name in written) else "environment (--env) says"
+    )
+    told = [f"the script's own, unless the {others} otherwise: {taken}"] if taken else []
+    if shell.sourced:
+        files = printable(", ".join(dict.fromkeys(shell.sourced)), 160)
+        told.append(f"not read, though the script runs it and it may set variables: {files}")
+    return tuple(told)
+
+
+def _shell(source: Source) -> Shell:
+    try:
+        return read_shell(source.text, {**slurm_variables(source.text), **source.variables})
+    except ValueError as error:
+        raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
+
+
+def environment(source: Source, at: int) -> dict[str, str]:
+    """Return the variables in capitals that a script, or another shell that it starts, sets for the command which word ``at``
+    is of, as far as their values are known."""
+    shell = _shell(source)
+    variables = {**shell.environment, **dict(shell.words[at].environment)}
+    return {name: value for name, value in variables.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)}
+
+
+def of_environment(source: Source, at: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the layout fields that the variables of ``environment`` state, and a line on those that change times
+    unmodelled."""
+    variables = environment(source, at)
+    debugging = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
+    if variables.get("TORCH_DISTRIBUTED_DEBUG", "") == "DETAIL":
+        debugging["collective_checks"] = True
+    if any("expandable_segments:True" in variables.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        debugging["expandable_segments"] = True
+    names = _UNMODELLED if "--deterministic-mode" in script_words(source) else (*_UNMODELLED, *_DETERMINISTIC)
+    set_here = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
+    return debugging, (f"left out, although it may change times: {set_here}",) if set_here else ()
+
+
+def program_at(words: Sequence[str], program: str) -> int | None:
+    """Return the place of a program, which may stand in a folder."""
+    return next((i for i, word in enumerate(words) if word == program or word.endswith(f"/{program}")), None)
+
+
+def one_command(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of the command that they begin with."""
+    return words[: words.index(END)] if END in words else words
+
+
+def arguments(
+    words: Sequence[str], path: Path, ignored: Collection[str] = (), repeated: list[str] | None = None
+) -> dict[str, Any]:
+    """Return argument -> value (a number where it is one, a list's words joined, true for a switch) of one command.
+
+    ignored: arguments whose values need not be known. repeated: takes the arguments that stand more than once, of which the
+    last counts; without it they are refused. Raises InputError for a variable that only the shell knows, for an argument that
+    stands twice, and for a word that belongs to none.
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in one_command(words):
+        if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
+            raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value{_by_env(word)}")
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            if name in found and repeated is None:
+                raise InputError(f"{path}: {name} is given twice")
+            if name in found and repeated is not None:
+                repeated.append(name)
+            found[name] = [value] if value else []
+        elif not name:
+            raise InputError(f"{path}: {shown(word)} belongs to no argument")
+        else:
+            found[name].append(word)
+    return {name: _value(" ".join(values)) if values else True for name, values in found.items()}
+
+
+def launched_settings(source: Source, name: str, wanted: str) -> Source:
+    """Return the settings that a script names, with the script as what stands beside them under their name.
+
+    wanted: what the script must name. Raises InputError where no such file is there.
+    """
+    text = source.beside(name) if name else None
+    if text is None:
+        missing = f"{printable(name)}, which it names, is not there: put it" if name else f"it must name {wanted},"
+        raise InputError(f"{source.path}: {missing} beside the script")
+    path = source.path.parent / name
+    own = path.with_suffix(".sh").name
+
+    def beside(relative: str) -> str | None:
+        return source.text if relative == own else source.beside(relative)
+
+    return replace(source, path=path, text=text, beside=beside, script=source.path)
+
+
+def settings_after(source: Source, argument: str, wanted: str) -> Source:
+    """Return the settings that a script names after an argument, as launched_settings."""
+    words = script_words(source)
+    name = next((name for word, name in pairwise(words) if word == argument), "")
+    return launched_settings(source, name, wanted)
+
+
+def whole_argument(given: dict[str, Any], name: str, path: Path) -> int:
+    """Return an argument that is a positive whole number. Raises InputError otherwise."""
+    value = given.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        what = f"is {shown(value)}" if name in given else "is missing"
+        raise InputError(f"{path}: {name} {what}; it must be a positive whole number")
+    return value
+
+
+def _value(text: str) -> Any:
+    try:
+        return int(text) if text.lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        return text

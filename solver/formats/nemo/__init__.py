@@ -1,0 +1,1 @@
+"""NeMo 1's YAML files."""

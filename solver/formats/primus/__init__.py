@@ -1,0 +1,1 @@
+"""YAML experiments of AMD's Primus."""

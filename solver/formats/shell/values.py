@@ -1,0 +1,194 @@
+"""The variables of a shell script, what is put in for them, and whether a command runs.
+
+What cannot be told from the script is None, and stays as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from solver.formats.shell.tokens import KEPT
+
+_EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
+OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
+_BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
+
+EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command. defaults: the variables of the environment in it for which the script's own default stands.
+    environment: variables and values that the shell which runs the command sets beyond the script's own."""
+
+    text: str
+    defaults: frozenset[str] = frozenset()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Of an if, of a loop, or of a case. earlier: whether one before it ran. defaults: of the environment, which decided.
+    subject: the word of the case."""
+
+    runs: bool | None = None
+    earlier: bool | None = None
+    defaults: frozenset[str] = frozenset()
+    subject: Word | None = None
+
+
+@dataclass
+class State:
+    """The variables of a shell at one place of a script: name -> value, None where it is not known.
+
+    defaults: name -> value of ${NAME:-value}.
+    """
+
+    variables: dict[str, Word | None] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)
+    chained: bool | None = True  #: whether the present command runs as far as && and || before it say
+    tested: frozenset[str] = frozenset()  #: defaults of the environment that decide ``chained``
+    #: Functions that are called with other arguments than the script's own; "": the script sets its own anew.
+    passed: frozenset[str] = frozenset()
+    assigned_until: int = -1  #: token behind the present run of assignments, which are of the environment of one command or not
+    assigns_environment: bool = False
+    #: Branches around each, and variables and environment before it; None: other brackets.
+    subshells: list[tuple[int, tuple[dict[str, Word | None], dict[str, str]] | None]] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
+    functions: dict[str, set[str]] = field(default_factory=dict)  #: of the script's own, and what they set
+    inside: list[str] = field(default_factory=list)  #: the functions whose bodies the present command is in; "": other braces
+    environment: dict[str, str] = field(default_factory=dict)  #: of the commands that the script starts
+    succeeded: bool | None = True  #: of the command before it; what is no test is taken to succeed
+
+    @property
+    def runs(self) -> bool | None:
+        """Whether the present command runs: None where a condition cannot be told."""
+        return all_of([self.chained, *(branch.runs for branch in self.branches)])
+
+    @property
+    def hides_arguments(self) -> bool:
+        """Whether the arguments here are others than those that the script is called with."""
+        return bool(self.passed & {"", *self.inside}) and ("" in self.passed or any(self.inside))
+
+    @property
+    def decided_by(self) -> frozenset[str]:
+        """The variables whose defaults decide that it runs."""
+        return self.tested.union(*(branch.defaults for branch in self.branches))
+
+
+def expanded_word(state: State, token: str) -> Word:
+    """Return a token with its variables put in, innermost first; what is not known stays hidden from further expansion."""
+    used: set[str] = set()
+
+    token = token if state.hides_arguments else OWN_ARGUMENTS.sub("", token).replace("$#", "0")
+
+    def value(match: re.Match[str]) -> str:
+        braced, plain, sum_ = match.groups()
+        found = arithmetic(state, sum_, used) if sum_ is not None else variable_value(state, braced or plain or "", used)
+        return "\0" + match[0][1:].replace("$", "\0") if found is None else found
+
+    for _ in range(LONGEST):
+        token, count = _EXPANSION.subn(value, token)
+        if not count or len(token) > LONGEST:
+            break
+    return Word(token, frozenset(used))
+
+
+def variable_value(state: State, written: str, used: set[str]) -> str | None:
+    """Return what ${written} is, or None where that is not known."""
+    match = _BRACED.fullmatch(written)
+    if not match:
+        return None
+    name, how, default = match.groups()
+    if name.isdecimal() and state.hides_arguments:
+        return None
+    if how and "+" in how:
+        return _alternative(state, name, how, str(default), used)
+    if name in state.variables and (how is None or (state.variables[name] or Word("?")).text or ":" not in how):
+        known = state.variables[name]
+        used |= known.defaults if known else set()
+        return known.text if known else None
+    if how is None:
+        return None
+    if name not in state.variables:
+        used.add(name)
+        state.defaults[name] = plain_text(default)
+    if "=" in how:
+        state.variables[name] = Word(str(default), frozenset({name}))
+    return str(default)
+
+
+def _alternative(state: State, name: str, how: str, text: str, used: set[str]) -> str | None:
+    """Return what ${name+text} is: nothing where the variable is not set, and with ``:+`` where it is empty."""
+    if name not in state.variables:  # only the environment may set it
+        used.add(name)
+        state.defaults[name] = "not set"
+        return ""
+    known = state.variables[name]
+    if known is None:
+        return None
+    used |= known.defaults
+    return text if known.text or ":" not in how else ""
+
+
+def set_variable(state: State, name: str, word: Word | None) -> None:
+    """Set a variable, or mark it as not known (None), here and wherever the function whose body this is is called."""
+    state.variables[name] = word
+    for function in filter(None, state.inside):
+        state.functions[function].add(name)
+    if word is None or "\0" in word.text or "$" in word.text:
+        state.environment.pop(name, None)
+    else:
+        state.environment[name] = plain_text(word.text)
+
+
+def plain_text(text: str) -> str:
+    """Return a word as the script writes it, where nothing is put in for its variables."""
+    return re.sub(r"\$\[([^]]*)\]", r"$((\1))", text.translate(KEPT))
+
+
+def arithmetic(state: State, written: str, used: set[str]) -> str | None:
+    """Return the whole number that $((written)) is, or None."""
+
+    def number(match: re.Match[str]) -> str:
+        return variable_value(state, match[0], used) or "?"
+
+    text = re.sub(r"[A-Za-z_]\w*", number, written.translate(KEPT))
+    if not re.fullmatch(r"[\d+\-*/%() ]{1,100}", text):
+        return None
+    try:
+        return str(_sum(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _sum(node: ast.AST) -> int:
+    kinds: dict[type, Callable[[int, int], int]] = {
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+    }  # fmt: skip
+    if isinstance(node, ast.BinOp) and type(node.op) in kinds:
+        return kinds[type(node.op)](_sum(node.left), _sum(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_sum(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError(f"{ast.dump(node)} is no sum of whole numbers")
+
+
+def not_of(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def all_of(values: Sequence[bool | None] | Iterator[bool | None]) -> bool | None:
+    found = list(values)
+    return False if False in found else None if None in found else True
+
+
+def any_of(values: Sequence[bool | None]) -> bool | None:
+    return True if True in values else None if None in values else False
