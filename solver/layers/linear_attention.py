@@ -159,4 +159,4 @@ def linear_attention_weights(shapes: Shapes) -> list[Weight]:
     columns = sum(_projections(shapes).values())
     linears = (columns + _values(shapes)) * model.hidden_size
     others = _convolved(shapes) * model.linear_conv_kernel_dim + 2 * _heads(shapes) + model.linear_value_head_dim
-    return [Weight("attention.linears", linears, group=LINEARS), Weight("attention.conv", others, OTHERS)]
+    return [Weight("linear_attention.linears", linears, group=LINEARS), Weight("linear_attention.conv", others, OTHERS)]

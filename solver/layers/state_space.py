@@ -93,4 +93,4 @@ def state_space_weights(shapes: Shapes) -> list[Weight]:
     linears = (_projected(shapes) + _values(shapes)) * model.hidden_size
     heads = 3 * model.mamba_num_heads // shapes.split
     others = _convolved(shapes) * (model.mamba_conv_kernel_dim + 1) + heads + _values(shapes)
-    return [Weight("attention.linears", linears, group=LINEARS), Weight("attention.conv", others, OTHERS)]
+    return [Weight("mamba.linears", linears, group=LINEARS), Weight("mamba.conv", others, OTHERS)]

@@ -9,9 +9,10 @@ of FSDP2 since accelerate 1.11.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, printable, shown
 from solver.formats.accelerate.rules import RULES
 from solver.formats.file_run import FileRun, Source, script_beside
 from solver.formats.launch.trainer_script import (
@@ -23,7 +24,7 @@ from solver.formats.launch.trainer_script import (
     trainer_at,
     trainer_fields,
 )
-from solver.formats.launch.words import arguments, script_words, settings_after
+from solver.formats.launch.words import arguments, one_command, script_words, settings_after
 from solver.formats.model_file import model_beside
 from solver.formats.rule import Arguments, broken, flattened
 from solver.formats.syntax.known_keys import Described, Known, keys, open_sections, unread_keys
@@ -86,6 +87,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     if file.get("distributed_type") == "DEEPSPEED":
         raise file.wrong("distributed_type", "FSDP, MULTI_GPU or NO; of DeepSpeed give its own JSON, the deepspeed_config_file")
     kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "NO"), "FSDP")
+    if kind == "NO" and world > 1:  # commands/launch.py starts ranks for MULTI_GPU and FSDP only
+        raise file.wrong("num_processes", "1 beside distributed_type NO, which starts one process; MULTI_GPU starts several")
     sharded, dtype = kind == "FSDP", DTYPES[file.choice("mixed_precision", DTYPES, "no")]
     shards = _sharding(file, world, machines) if sharded else {"framework": DDP, "zero": 0, "zero_shard_size": 1}
     again = file.section("fsdp_config").flag("fsdp_activation_checkpointing", False)
@@ -152,8 +155,10 @@ def _launched(
     script = script_beside(source)
     words = script_words(script) if script else []
     at = trainer_at(words)
-    if script is None or at is None:
+    if script is None:
         return {}, (), (), False
+    if at is None:
+        return {}, (), _not_read(words), False
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
     plain = flattened(sections)
     for argument, value in arguments(words[start:at], script.path).items():
@@ -168,6 +173,17 @@ def _launched(
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     batch, unread = trainer_fields(given, precision, script.path, words[at])
     return batch, unread, taken_to_train(words[at]), syncs_each_batch(given, script)
+
+
+def _not_read(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on a program that accelerate launches and whose arguments are none of transformers' trainer."""
+    start = next((i + 1 for i, word in enumerate(words) if word == "launch"), len(words))
+    command = one_command(words[start:])
+    program = next((i for i, word in enumerate(command) if word.endswith(".py")), None)
+    if program is None:
+        return ()
+    what = printable(" ".join(command[program:]), 120)
+    return (f"not read: {what}, whose batch, sequence, adapters and quantisation are not known here",)
 
 
 def settings_of_script(source: Source) -> Source:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from profiler.text_file import json_object
 from solver.formats.deepspeed.names import (
     AUTO,
@@ -20,8 +21,12 @@ from solver.formats.deepspeed.names import (
     GRADIENTS,
     KNOWN,
     NORMS,
+    NOT_MODELLED,
     OWN,
     PRECISIONS,
+    RENAMED,
+    STAGE_3,
+    STAGE_3_FIELDS,
     SWITCHES,
     TRAINERS,
 )
@@ -75,7 +80,7 @@ def is_deepspeed(plain: Mapping[str, Any]) -> bool:
 
 def read_deepspeed(source: Source) -> FileRun:
     """Return the run of a JSON file. Raises InputError for keys and values that are not known or not modelled."""
-    where, sections = str(source.path), _section(json_object(source.text, source.path))
+    where, sections = str(source.path), _settings(source)
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     script = script_beside(source)
     words = script_words(script) if script else ()
@@ -118,6 +123,17 @@ def _section(plain: Mapping[str, Any]) -> Section:
     section = Section()
     section.update({key: _section(value) if isinstance(value, dict) else value for key, value in plain.items()})
     return section
+
+
+def _settings(source: Source) -> Section:
+    """Return the sections of a JSON file, with the fields of ZeRO-3 under the names that they usually have."""
+    sections = _section(json_object(source.text, source.path))
+    zero = sections.get("zero_optimization")
+    if isinstance(zero, Section):
+        for field in STAGE_3_FIELDS:
+            if field in zero:
+                zero.setdefault(f"{STAGE_3}{field}", zero.pop(field))
+    return sections
 
 
 def _zero(file: SectionReader) -> dict[str, Any]:
@@ -255,7 +271,7 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
 def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
     """Return the run of Megatron-DeepSpeed's arguments, as those of Megatron-LM that mean the same."""
     path = source.path.with_suffix(".sh")
-    flags = {name.lstrip("-"): value for name, value in given.items()}
+    flags = _modelled({RENAMED.get(name.lstrip("-"), name.lstrip("-")): value for name, value in given.items()}, path)
     stage = json_object(source.text, source.path).get("zero_optimization", {}).get("stage", 0)
     if "zero-stage" in flags and _whole_or_none(flags["zero-stage"]) != stage:
         raise InputError(f"{path}: --zero-stage is {flags['zero-stage']}; {source.path.name} has stage {stage}")
@@ -269,6 +285,9 @@ def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
             theirs[name] = next((word for word, own in NORMS.items() if own == value), value)
         elif name not in OWN:
             theirs[name] = value
+    own = {"embedding_norm": theirs.pop("embed-layernorm", False)}
+    if theirs.get("position-embedding-type") == "alibi":
+        own["position"], theirs["position-embedding-type"] = "alibi", "none"
     whole_argument(theirs, "global-batch-size", path)
     if source.vocab_size:
         theirs.setdefault("vocab-size", source.vocab_size)
@@ -276,7 +295,15 @@ def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
         raise InputError(f"{path}: state --vocab-size there or --vocab_size here, because the tokenizer's model is not read")
     read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path, rules=())
     layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
-    return FileRun(read.model, layout, (), read.ignored, read.notes)
+    return FileRun(read.model.replace(**own), layout, (), read.ignored, read.notes)
+
+
+def _modelled(flags: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return arguments without those that change nothing. Raises InputError for those whose effect is not modelled."""
+    for name, (same, what) in NOT_MODELLED.items():
+        if name in flags and flags[name] not in same:
+            raise InputError(f"{path}: --{name} {shown(flags[name])}: not modelled, because it means {what}")
+    return {name: value for name, value in flags.items() if name not in NOT_MODELLED}
 
 
 def _whole_or_none(value: Any) -> int | None:

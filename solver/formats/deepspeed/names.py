@@ -1,13 +1,15 @@
 """Settings of DeepSpeed's JSON and arguments of Megatron-DeepSpeed, by what they mean here.
 
 Sources: microsoft/DeepSpeed deepspeed/runtime/zero/config.py (commit 03dc2b9) and runtime/config.py, as far as the latter is
-documented; microsoft/Megatron-DeepSpeed examples_deepspeed/pretrain_llama2_distributed.sh (b644fba). Its other arguments are
-those of Megatron-LM, whose fork it is.
+documented; microsoft/Megatron-DeepSpeed examples_deepspeed/pretrain_llama2_distributed.sh (b644fba) and megatron/arguments.py,
+bigscience-workshop/Megatron-DeepSpeed train/176B_test.sh and megatron/arguments.py. Its other arguments are those of
+Megatron-LM, whose fork it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from solver.formats.syntax.known_keys import Described, Known, keys
 
@@ -23,7 +25,7 @@ KNOWN: Known = keys(
     "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping optimizer scheduler "
     "steps_per_print wall_clock_breakdown dump_state prescale_gradients gradient_predivide_factor "
     "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer flops_profiler tensorboard wandb csv_monitor comms_logger "
-    "communication_data_type sparse_gradients activation_checkpointing",
+    "communication_data_type sparse_gradients activation_checkpointing aio _comment curriculum_learning",
     amp=keys("enabled opt_level"),
     bf16=keys(
         "enabled auto_cast immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
@@ -40,7 +42,7 @@ KNOWN: Known = keys(
         "stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save "
         "stage3_gather_fp16_weights_on_model_save ignore_unused_parameters zero_hpz_partition_size zero_quantized_weights "
         "zero_quantized_gradients mics_shard_size memory_efficient_linear",
-        offload_optimizer=keys("device pin_memory buffer_count fast_init ratio nvme_path"),
+        offload_optimizer=keys("device pin_memory buffer_count fast_init ratio nvme_path pipeline_read pipeline_write"),
         offload_param=keys("device pin_memory buffer_count buffer_size max_in_cpu nvme_path"),
     ),
 )  # fmt: skip
@@ -59,12 +61,19 @@ DESCRIBED: Described = {
     "zero_optimization.mics_shard_size": ((-1,), "sharding over some ranks"),
     "zero_optimization.offload_param.device": (_NONE, "parameters on the host"),
     "sparse_gradients": (_OFF, "sparse gradients"),
+    "curriculum_learning.enabled": (_OFF, "sequences that grow during training"),
     "amp.enabled": (_OFF, "apex's mixed precision"),
     "bf16.bf16_master_weights_and_grads": (_OFF, "master weights in 16 bits"),
     "bf16.bf16_optimizer_states": (_OFF, "an optimizer's states in 16 bits"),
     "tensor_parallel.autotp_size": ((0, 1), "tensor parallelism of DeepSpeed"),
 }
 
+#: Keys of zero_optimization that may stand without this prefix (zero/config.py: populate_by_name).
+STAGE_3 = "stage3_"
+STAGE_3_FIELDS = (
+    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+    "max_reuse_distance", "gather_16bit_weights_on_model_save",
+)  # fmt: skip
 #: Switches of Megatron-DeepSpeed -> Megatron-LM's argument and value.
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "use-rotary-position-embeddings": ("position-embedding-type", "rope"),
@@ -72,8 +81,28 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "use-flash-attn": ("attention-backend", "flash"),
     "checkpoint-activations": ("recompute-granularity", "full"),
 }
-#: Arguments that are read elsewhere, or change neither memory nor time.
-OWN = (
-    "deepspeed", "deepspeed_config", "zero-stage", "deepspeed-activation-checkpointing", "no-pipeline-parallel", "data-impl",
-    "cpu-optimizer", "rotary-position-embeddings-theta", "layernorm-epsilon", "no-query-key-layer-scaling",
-)  # fmt: skip
+#: Arguments of Megatron-DeepSpeed -> Megatron-LM's of the same value.
+RENAMED: Mapping[str, str] = {"pad-vocab-size-to": "padded-vocab-size"}
+#: Arguments whose effect is not modelled, with the values that change nothing and what others do.
+NOT_MODELLED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "moe-expert-parallel-size": ((1,), "mixtures of experts of DeepSpeed"),
+    "num-experts": ((1, "1"), "mixtures of experts of DeepSpeed"),
+    "ds-sequence-parallel-size": ((1,), "sequence parallelism of DeepSpeed"),
+    "partition-activations": ((), "checkpoints that ranks share"),
+    "checkpoint-in-cpu": ((), "checkpoints on the host"),
+    "curriculum-learning": ((), "sequences that grow during training"),
+    "random-ltd": ((), "tokens that layers drop"),
+    "data-efficiency-curriculum-learning": ((), "sequences that grow during training"),
+    "pp-partition-method": ((), "another assignment of layers to stages"),
+}
+#: Arguments that are read elsewhere, that DeepSpeed's JSON overrides, or that change neither memory nor time.
+OWN = keys(
+    "deepspeed deepspeed_config deepspeed_mpi zero-stage deepspeed-activation-checkpointing no-pipeline-parallel data-impl "
+    "cpu-optimizer rotary-position-embeddings-theta layernorm-epsilon no-query-key-layer-scaling "
+    "zero-contigious-gradients zero-reduce-scatter zero-reduce-bucket-size zero-allgather-bucket-size contigious-checkpointing "
+    "synchronize-each-layer lr-decay-tokens lr-warmup-tokens train-tokens override-lr-scheduler use-checkpoint-lr-scheduler "
+    "log-batch-size-to-tensorboard log-optimizer-states-to-tensorboard log-path log-level log-level-replica codecarbon-dir "
+    "reset-progress kill-switch-path universal-checkpoint abort-on-unmet-fused-kernel-constraints no-load-lr-state "
+    "skip-train-iteration-range moe-loss-coeff moe-train-capacity-factor moe-eval-capacity-factor moe-min-capacity "
+    "create-moe-param-group mlp-type topk disable-moe-token-dropping tokenizer-name-or-path"
+)

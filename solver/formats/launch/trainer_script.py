@@ -77,7 +77,7 @@ _CHANGES = ("lora", "peft", "finetuning_type", "freeze", "quantization", "sequen
             "flash_attn", "liger", "unsloth", "galore", "badam", "load_in_4bit", "load_in_8bit")  # fmt: skip
 _AS_WITHOUT = ("full", "auto", "fa2", "flash_attention_2", "sdpa")
 #: Arguments by which a program around the trainer is known.
-_OWN = (*BATCH, _AGAIN, "--output_dir")
+_OWN = (*BATCH, _AGAIN, "--output_dir", *_SEQUENCES)
 _LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
 #: Types of parameters that are no wider than those of mixed precision.
 _HALF_TYPES = ("bfloat16", "float16")

@@ -16,6 +16,10 @@ from solver.formats.shell.script import Shell, read_shell
 
 #: Variables of the environment that say where ranks are, not how many.
 _PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_ENDPOINT", "CUDA_DEVICE_MAX_CONNECTIONS"}
+#: Programs that start others.
+_STARTS = re.compile(
+    r"python[\d.]*|torchrun|deepspeed|srun|mpirun|mpiexec|accelerate|torch\.distributed\.\w+|[a-z]*sh|primus-cli"
+)
 #: Variables that change how NCCL sends.
 _UNMODELLED = (
     "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
@@ -79,7 +83,7 @@ def environment(source: Source, at: int) -> dict[str, str]:
     is of, as far as their values are known."""
     shell = _shell(source)
     variables = {**shell.environment, **dict(shell.words[at].environment)}
-    return {name: value for name, value in variables.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)}
+    return {name: value for name, value in variables.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) and "$" not in value}
 
 
 def of_environment(source: Source, at: int) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -97,8 +101,19 @@ def of_environment(source: Source, at: int) -> tuple[dict[str, Any], tuple[str, 
 
 
 def program_at(words: Sequence[str], program: str) -> int | None:
-    """Return the place of a program, which may stand in a folder."""
-    return next((i for i, word in enumerate(words) if word == program or word.endswith(f"/{program}")), None)
+    """Return the place of a program that a command starts, which may stand in a folder: a launcher or Python is before it, or
+    an argument behind it, where other commands only copy it or change its rights."""
+    start = 0
+    for end in [*(i for i, word in enumerate(words) if word == END), len(words)]:
+        command, first = words[start:end], start
+        start = end + 1
+        at = next((i for i, word in enumerate(command) if word == program or word.endswith(f"/{program}")), None)
+        if at is None:
+            continue
+        starts = any(_STARTS.fullmatch(word.rpartition("/")[2]) for word in command[:at])
+        if at == 0 or starts or any(word.startswith("--") for word in command[at + 1 :]):
+            return first + at
+    return None
 
 
 def one_command(words: Sequence[str]) -> Sequence[str]:

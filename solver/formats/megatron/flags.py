@@ -101,7 +101,6 @@ LEFT_OUT = {
     "suggested-communication-unit-size": "Megatron-FSDP's messages of another size",
     "keep-fp8-transpose-cache": "transposed fp8 weights that stay",
     "reuse-grad-buf-for-mxfp8-param-ag": "gathers of weights into the gradients' buffer",
-    "main-grads-dtype": "gradients that the optimizer reads in another width than they are reduced in",
     "use-torch-optimizer-for-cpu-offload": "the host's Adam by torch",
     "no-pin-cpu-grads": "copies to memory of the host that is not pinned",
     "no-pin-cpu-params": "copies to memory of the host that is not pinned",
@@ -157,7 +156,7 @@ IDLE: dict[str, tuple[object, ...]] = {
     "tp-comm-bootstrap-backend": ("nccl",),
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
     "moe-hybridep-num-sms": (16,),
-    "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
+    "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip
 #: --spec of layers that are one block each.
 HYBRID_LAYERS = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
@@ -281,7 +280,7 @@ _READ = _flags(
     "qk-layernorm recompute-num-layers "
     "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
     "fine-grained-activation-offloading offload-modules activation-offload-fraction min-offloaded-tensor-size "
-    "cpu-offloading-num-layers grad-reduce-in-bf16 recompute-granularity recompute-method recompute-modules "
+    "cpu-offloading-num-layers grad-reduce-in-bf16 main-grads-dtype recompute-granularity recompute-method recompute-modules "
     "sequence-parallel swiglu transformer-impl "
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
 )

@@ -36,10 +36,12 @@ def recipe_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reduces_in_fp32(flags: Mapping[str, Any]) -> bool:
-    """Whether gradients are accumulated and reduced in fp32: bf16 implies it unless that is turned off, fp16 does not."""
+    """Whether gradients are accumulated and reduced in fp32: bf16 implies it unless that is turned off, or the optimizer's own
+    gradients are narrower (--main-grads-dtype); fp16 does not."""
     if "fp16" in flags and "bf16" not in flags:
         return "accumulate-allreduce-grads-in-fp32" in flags
-    return "grad-reduce-in-bf16" not in flags or flags.keys().isdisjoint(("bf16", "fp8-format", "fp4-format"))
+    narrow = "grad-reduce-in-bf16" in flags or flags.get("main-grads-dtype", "fp32") != "fp32"
+    return not narrow or flags.keys().isdisjoint(("bf16", "fp8-format", "fp4-format"))
 
 
 def gradients_of(flags: Mapping[str, Any]) -> str:

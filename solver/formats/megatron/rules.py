@@ -204,6 +204,11 @@ _STATES = (
     Rule("moments in fewer bits need --use-precision-aware-optimizer", _OPTIMIZER,
          lambda a: "use-precision-aware-optimizer" in a
          or {a.text(f"exp-avg-{moment}", "fp32") for moment in ("dtype", "sq-dtype")} == {"fp32"}),
+    Rule("--main-grads-dtype other than fp32 needs --use-precision-aware-optimizer", _OPTIMIZER,
+         lambda a: implies(a.text("main-grads-dtype", "fp32") != "fp32", "use-precision-aware-optimizer" in a)),
+    Rule("--main-grads-dtype other than fp32 excludes --accumulate-allreduce-grads-in-fp32 with --bf16", _START,
+         lambda a: implies({"bf16", "accumulate-allreduce-grads-in-fp32"} <= a.keys(),
+                           a.text("main-grads-dtype", "fp32") == "fp32")),
     Rule("--optimizer-cpu-offload needs --use-precision-aware-optimizer", _START,
          lambda a: implies("optimizer-cpu-offload" in a, "use-precision-aware-optimizer" in a)),
     Rule("--optimizer-cpu-offload with --fp8-param-gather needs --fp8-recipe delayed", _START,

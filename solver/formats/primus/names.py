@@ -54,7 +54,7 @@ IDLE = keys(
     "disable_compile_dependencies no_load_optim no_load_rng no_save_optim no_save_rng num_shared_experts "
     "enable_zero_bubble enable_zb_runtime allow_padding_num_layers zero_bubble_pipeline_timers_start_iter "
     "zero_bubble_pipeline_timers_end_iter pp_warmup dump_pp_data create_attention_mask_in_dataloader "
-    "no_persist_layer_norm data_path"
+    "no_persist_layer_norm data_path turbo_deepep_use_comm_stream stash_modules disable_scaling_patches"
 )
 #: Its own switches whose small effect is left out of the estimate, with what it is.
 LEFT_OUT: Mapping[str, str] = {
@@ -64,6 +64,8 @@ LEFT_OUT: Mapping[str, str] = {
     "moe_use_legacy_grouped_gemm": "grouped GEMMs by another library",
     "moe_use_fused_router_with_aux_score": "fused kernels of the router",
     "use_turbo_fused_act_with_probs": "a fused activation of experts",
+    "turbo_deepep_num_cu": "another number of compute units than DeepEP's own",
+    "no_fp8_weight_transpose_cache": "transposed fp8 weights that are made anew",
 }  # fmt: skip
 #: Its own switches that are not modelled, with what they do.
 UNMODELLED: Mapping[str, str] = {

@@ -44,7 +44,8 @@ class Shell:
     """A shell script as far as it can be known without running it.
 
     words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value. sourced:
-    files whose commands run among them. environment: values of the variables that are set, as far as they are known.
+    files whose commands run among them. environment: values of the variables that are set; what is not known of them is as
+    it is written, with its ``$``.
     """
 
     words: tuple[Word, ...]
@@ -59,7 +60,8 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
     Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply.
     """
     tokens, at = tokens_of(text), 0
-    state = State({name: Word(value, frozenset()) for name, value in (known or {}).items()}, passed=_passed(tokens))
+    variables: dict[str, Word | None] = {name: Word(value.replace("$", "\0")) for name, value in (known or {}).items()}
+    state = State(variables, passed=_passed(tokens))
     found: list[Word] = []
     starts = True  # whether the next token begins a command
     while at < len(tokens):

@@ -10,7 +10,8 @@ from itertools import groupby
 SEPARATORS = (";", "\n", "&", "&&", "|", "||")
 KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _PUNCTUATION = ";&|()\n"
-_REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?[ \t]*>\([^()]*\)|\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
+_REDIRECTION = re.compile(r"(?<=\s)(?:[\d&]?>>?[ \t]*>\([^()]*\)|[\d&]?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
+_PIPE_OF_BOTH = re.compile(r"(?<=\s)\|&(?=\s)")  #: of output and errors
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _CONDITION = re.compile(r"\(\([^\n]*?\)\)")  #: that compares numbers, and redirects nothing
 _COMPARING = str.maketrans("<>", "\7\10")
@@ -37,7 +38,7 @@ def tokens_of(text: str) -> list[str]:
     text = _without_sums(text)
     text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
     text = _CONDITION.sub(lambda m: m[0].translate(_COMPARING), text)
-    text = _REDIRECTION.sub(" ", text).translate(_COMPARED)
+    text = _PIPE_OF_BOTH.sub("|", _REDIRECTION.sub(" ", text)).translate(_COMPARED)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_PUNCTUATION)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     found: list[str] = []

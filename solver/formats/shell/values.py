@@ -142,7 +142,7 @@ def set_variable(state: State, name: str, word: Word | None) -> None:
     state.variables[name] = word
     for function in filter(None, state.inside):
         state.functions[function].add(name)
-    if word is None or "\0" in word.text or "$" in word.text:
+    if word is None:
         state.environment.pop(name, None)
     else:
         state.environment[name] = plain_text(word.text)
