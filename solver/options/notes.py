@@ -63,6 +63,8 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
     yield from _as_the_framework(config, of)
     if 0 < (positions := config.model.max_position_embeddings) < of.run.seq_len:
         yield f"{of.model.name} states {positions} positions; it is taken as trained for {of.run.seq_len}"
+    if config.model.num_nextn_predict_layers and not of.model.num_nextn_predict_layers:
+        yield f"without {of.model.name}'s modules of multi-token prediction: {of.framework.name} has none"
     yield from _idle(config, of)
     said = {f"left out of the estimate: {what}" for what in of.left_out}
     yield from (printable(line, 400) for line in config.notes if line not in said)

@@ -49,7 +49,8 @@ class CanRun:
     recomputes_groups: bool = False  #: one input may be kept for several layers, which are recomputed at once
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
-    predicts_with_context: bool = True  #: multi-token prediction together with context parallelism
+    multi_token_prediction: bool = False  #: modules of multi-token prediction; a model that has them is trained without them
+    predicts_with_context: bool = True  #: these together with context parallelism
     experts: bool = False  #: mixtures of experts
     linear_attention: bool = False  #: layers with a gated delta rule
     splits_linear_attention: bool = False  #: tp may be above 1 with them

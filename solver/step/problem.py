@@ -154,6 +154,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     Every way in ends here: raises InputError for a model that this program cannot estimate, and for soft caps and number
     formats that framework or device lack. Whether the framework runs a layout is checked with it (solver.spec.feasibility).
     """
+    model = as_trained(model, framework_of(run.framework))
     check_model(model, run.seq_len)
     require([soft_cap_rule(framework_of(run.framework), model, run)])
     check_host(cluster, run)
@@ -170,6 +171,14 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     rates = {name: rate for name, rate in rates.items() if rate}
     cost = replace(cost, host_rates=rates, leaf_switches=cluster.leaf_switches(run.world_size))
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
+
+
+def as_trained(model: ModelSpec, framework: Framework) -> ModelSpec:
+    """Return a model as the framework trains it: without modules of multi-token prediction where it has none, as torchtitan's
+    and NeMo Automodel's DeepSeek-V3 and transformers, which do not load them."""
+    if framework.can_run.multi_token_prediction or not model.num_nextn_predict_layers:
+        return model
+    return model.replace(num_nextn_predict_layers=0)
 
 
 def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:

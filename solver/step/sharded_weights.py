@@ -18,6 +18,7 @@ from solver.step.problem import LayerTable, Part, Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.step_ops import copy_ops, gather_ops, group_ops, linear_tensors
 
+_PREDICTING = "predicting"  #: the layers of multi-token prediction, units behind the last layer
 _ACROSS = "across"  #: messages between groups of shards that are sent once a step
 
 
@@ -45,26 +46,20 @@ def neighbours_of(of_layer: np.ndarray, kinds: int) -> tuple[tuple[Neighbours, .
 
 @dataclass(frozen=True)
 class ShardedWeights:
-    """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
+    """Seconds per micro batch of what ZeRO-3 sends; S: splits."""
 
-    gather, scatter: [S] weights and gradients of a layer. neighbours: of the layers of a kind. root: [S] both of embedding and
-    head, exposed. head: [S] those of a head that is gathered as a layer is, apart from the root. by_tensor: as in
-    DataParallel.zero3_by_tensor. regathered: share of the weights that is then gathered again after recomputation. reducing:
-    [S] share of the micro batches that reduce gradients. last_kind: of the last layer. gathers_beside, reduces_beside: whether
-    weights are gathered, and gradients reduced, beside compute.
-    """
-
-    gather: tuple[SideStreamWork, ...]
-    scatter: tuple[SideStreamWork, ...]
-    neighbours: tuple[tuple[Neighbours, ...], ...]
-    root: np.ndarray
-    head: tuple[SideStreamWork, SideStreamWork] | None
-    by_tensor: bool
-    regathered: float
-    reducing: np.ndarray
-    last_kind: int
-    gathers_beside: bool
-    reduces_beside: bool
+    gather: tuple[SideStreamWork, ...]  #: weights of a layer of each kind, [S] each
+    scatter: tuple[SideStreamWork, ...]  #: gradients of a layer of each kind, [S] each
+    neighbours: tuple[tuple[Neighbours, ...], ...]  #: of the layers of each kind
+    root: np.ndarray  #: both of embedding and head, exposed, [S]
+    head: tuple[SideStreamWork, SideStreamWork] | None  #: both of a head that is gathered as a layer is, apart from the root
+    predicting: tuple[SideStreamWork, SideStreamWork] | None  #: both of the layers of multi-token prediction
+    by_tensor: bool  #: as DataParallel.zero3_by_tensor
+    regathered: float  #: share of the weights that is then gathered again after recomputation
+    reducing: np.ndarray  #: share of the micro batches that reduce gradients, [S]
+    last_kind: int  #: kind of the last layer
+    gathers_beside: bool  #: weights are gathered beside compute
+    reduces_beside: bool  #: gradients are reduced beside compute
 
 
 def sharded_weight_ops(
@@ -72,7 +67,8 @@ def sharded_weight_ops(
 ) -> list[Op]:
     """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
 
-    A head that is a unit of its own has messages of its own (head.*).
+    A head that is a unit of its own has messages of its own (head.*), and so have layers of multi-token prediction
+    (predicting.*).
     """
     sizes, sync, ops = problem.element_bytes, problem.framework.data_parallel, list[Op]()
     shards = shard_ranks(problem, splits)
@@ -125,20 +121,21 @@ def _units(problem: Problem, table: LayerTable, key: np.ndarray) -> Iterator[tup
 
     Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
     """
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    embedding, head = table.embedding.parameters[key], table.head.parameters_of[OTHERS][key]
     ends = [("root", embedding), ("head", head)] if _head_alone(problem) else [("root", joined_ends(problem, embedding, head))]
     for name, elements in ends:
         yield name, elements * problem.element_bytes.activation, elements * (not problem.is_frozen(OTHERS)), OTHERS
-    for number, (kind, part) in enumerate(zip(problem.kinds.kinds, table.layers, strict=True)):
-        name, experts = f"layer{number}", part.parameters_of[EXPERTS][key]
-        dense = [group for group in part.parameters_of if group != EXPERTS]
-        yield (
-            name,
-            gathered_bytes(problem, part, key, kind.quantised, dense),
-            trained_elements(problem, part, key) - experts,
-            LINEARS,
-        )
+    kinds = problem.kinds
+    layers = [(f"layer{number}", part, kinds.kinds[number]) for number, part in enumerate(table.layers)]
+    if problem.model.num_nextn_predict_layers:
+        layers.append((_PREDICTING, table.head, kinds.kinds[kinds.of_layer[-1]]))
+    for name, part, kind in layers:
+        apart = (EXPERTS, OTHERS) if part is table.head else (EXPERTS,)  # the head's own parameters are of the root
+        dense = [group for group in part.parameters_of if group not in apart]
+        trained = trained_elements(problem, part, key) - sum(part.parameters_of[group][key] for group in apart)
+        yield name, gathered_bytes(problem, part, key, kind.quantised, dense), trained, LINEARS
         if problem.model.is_mixture_of_experts:
+            experts = part.parameters_of[EXPERTS][key]
             yield name, gathered_bytes(problem, part, key, kind.quantised, [EXPERTS]), experts, EXPERTS
 
 
@@ -158,12 +155,14 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
     reducing = 1.0 / splits.num_micro_batches if problem.defers_sync else np.ones(len(splits))
     root = work("root", ways[0]).exposed * (1 + sync.regathers_root) + work("root", ways[1]).exposed * reducing
-    head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
+    head = (work("head", ways[0]), work("head", ways[1])) if _head_alone(problem) else None
+    predicts = problem.model.num_nextn_predict_layers > 0
+    predicting = (work(_PREDICTING, ways[0]), work(_PREDICTING, ways[1])) if predicts else None
     regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
     neighbours = neighbours_of(problem.kinds.of_layer, len(problem.kinds.kinds))
     return ShardedWeights(
-        gather, scatter, neighbours, root, head, sync.zero3_by_tensor, regathered, reducing, int(problem.kinds.of_layer[-1]),
-        problem.run.overlap_param_gather, problem.reduces_sharded_beside,
+        gather, scatter, neighbours, root, head, predicting, sync.zero3_by_tensor, regathered, reducing,
+        int(problem.kinds.of_layer[-1]), problem.run.overlap_param_gather, problem.reduces_sharded_beside,
     )  # fmt: skip
 
 
@@ -241,11 +240,26 @@ def exposed_by_sharding(
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
     exposed_already = weights.by_tensor or not weights.gathers_beside
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
+    if weights.predicting is not None:
+        root[chosen] += _behind_the_last_layer(weights, row, forward[:, chosen], backward[:, chosen], reducing)
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
         root[chosen] += gather.beside(forward[weights.last_kind, chosen], weights.gathers_beside)
         root[chosen] += scatter.beside(backward[weights.last_kind, chosen], weights.reduces_beside) * reducing
     return layer, recomputing, root
+
+
+def _behind_the_last_layer(
+    weights: ShardedWeights, row: np.ndarray, forward: np.ndarray, backward: np.ndarray, reducing: np.ndarray
+) -> np.ndarray:
+    """Return the exposed seconds of the layers of multi-token prediction, [layouts]: units like the last layer, beside whose
+    passes they are gathered and reduced. forward, backward: [kinds, layouts]."""
+    assert weights.predicting is not None
+    gather, scatter = (work.take(row) for work in weights.predicting)
+    if weights.by_tensor:
+        return 2 * gather.exposed + scatter.exposed * reducing
+    once = _in_backward(gather, scatter, weights, backward[weights.last_kind], reducing)
+    return gather.beside(forward[weights.last_kind], weights.gathers_beside) + once
 
 
 def _in_backward(

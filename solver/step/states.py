@@ -58,7 +58,7 @@ def stage_state(
     """
     weights, gradients, optimizer = np.zeros((3, 4, len(key)))
     update = np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    gradients += _gradient_buffers(problem, table, key, stages.has_head[stage])
+    gradients += _gradient_buffers(problem, table, key, stages, stage)
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
     late = (splits.num_micro_batches > 1) & problem.defers_sync
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
@@ -109,6 +109,8 @@ def _weight_copies(
     if kept is not None and name != OTHERS:
         quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
         of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
+        predicting = table.head.parameters_of[name][key] * quantised[problem.kinds.of_layer[-1]]
+        of_kinds = of_kinds + predicting * stages.has_head[stage]  # multi-token prediction has a layer of the last kind
         out[:3] += kept.held * of_kinds
         if kept.sharded and problem.framework.memory.keeps_shards:
             out[3] += (kept.sharded - HALF) * of_kinds / share
@@ -186,13 +188,21 @@ def _gradient_copies(zero: int, elements: np.ndarray, updated: np.ndarray, at_on
     return np.maximum(copies - HALF * elements, 0.0) if zero == 1 else copies
 
 
-def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_head: np.ndarray) -> np.ndarray:
-    """Return the bytes of dummy gradients of one layer's linears and of the head, [splits]."""
-    framework, shapes = problem.framework, {n: size for part in table.layers for n, size in part.shaped_alike.items()}
+def _gradient_buffers(
+    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int
+) -> np.ndarray:  # fmt: skip
+    """Return the bytes of dummy gradients of a stage, [splits]: of one linear of each shape that its layers have, and of the
+    head."""
+    has_head, predicts = stages.has_head[stage], problem.model.num_nextn_predict_layers > 0
+    shapes: dict[str, np.ndarray] = {}
+    for kind, part in enumerate(table.layers):
+        there = stages.counts[stage][kind] + has_head * (predicts and kind == problem.kinds.of_layer[-1]) > 0
+        for name, elements in part.shaped_alike.items():
+            shapes[name] = np.maximum(shapes.get(name, 0.0), elements[key] * there)
     accumulates = problem.run.gradient_accumulation_fusion is not False and not problem.is_frozen(LINEARS)
-    of_layers = sum(shapes.values(), np.zeros(len(table.keys)))[key]
     of_head = table.head.shaped_alike[VOCABULARY][key] * has_head
-    return HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
+    of_all = sum(shapes.values(), np.zeros(len(key))) + of_head
+    return HALF * of_all * (problem.framework.memory.dummy_gradients and accumulates)
 
 
 def embedding_gradient(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
@@ -267,10 +277,13 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
         most = np.maximum(live, _largest_tensor(problem, splits))  # what a module needs is gathered whatever there is
         fsdp = np.minimum((counts * gathered).sum(axis=0) + sizes.activation * ends, sizes.activation * most)
     stay = problem.framework.memory.root_stays
-    held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
+    held = (
+        part.parameters_of[OTHERS][key] * (name in stay)
+        for name, part in (("embedding", table.embedding), ("head", table.head))
+    )
     root = joined_ends(problem, *held) * sizes.activation
     # one flat parameter: autograd splits its gradient, and the head's part waits for the embedding's
-    waiting = sizes.activation * table.head.parameters[key] * ({"embedding", "head"} <= set(stay) and not queued)
+    waiting = sizes.activation * table.head.parameters_of[OTHERS][key] * ({"embedding", "head"} <= set(stay) and not queued)
     at_loss, passed = fsdp * (not stay), root * (stay != ("head",))
     whole = pool + (np.max(made + sizes.gradient * trained, axis=0) + waiting) * problem.framework.data_parallel.shards_units
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, whole, pool + passed + fsdp + waiting]])

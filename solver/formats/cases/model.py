@@ -53,6 +53,9 @@ def model_of_case(config: dict[str, Any], framework: Framework, assumptions: lis
         found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
         assumptions.append("bias: of all linears")
     found = with_facts(found, config, framework.family, assumptions)
+    if found.num_nextn_predict_layers and not framework.can_run.multi_token_prediction:
+        found = found.replace(num_nextn_predict_layers=0)
+        assumptions.append(f"num_nextn_predict_layers: 0 ({framework.name} has no multi-token prediction)")
     if re.search(_HYBRIDS, found.name.lower()) and not (found.linear_num_value_heads or found.mamba_num_heads):
         raise InputError(
             f"model {found.name}: its keys do not say which layers are no attention (layer_types, linear_*, mamba_*)"

@@ -90,6 +90,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
         "experts": True,
+        "multi_token_prediction": True,
         "linear_attention": True,  # --experimental-attention-variant gated_delta_net, since 0.16
         "splits_linear_attention": True,
         "state_space": True,  # pretrain_mamba.py; its layers with experts since 0.16
@@ -154,7 +155,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
 #: What Megatron-Core cannot do before 0.9: MoE Parallel Folding came with it, DeepEP with 0.11 (CHANGELOG), recompute of other
 #: modules than core_attn with 0.12.
 BEFORE_0_9 = {
-    "predicts_with_context": False,  # arguments.py asserted cp 1 until about 0.14
+    "multi_token_prediction": False,  # multi_token_prediction.py, since 0.11
     "stated_end_stages": False,
     "counts_embedding_and_loss": False,
     "pipeline_layout": False,
@@ -223,6 +224,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "cp_comms": CHOICES["cp_comm"],
         "schedules": SCHEDULES,
         "experts": True,
+        "multi_token_prediction": True,
         "linear_attention": True,
         "splits_linear_attention": True,
         "state_space": True,

@@ -53,6 +53,8 @@ NEMO_25 = NEMO_24_09.derive(
         "fp8_attention": True,
         "zero_stages": (0, 1, 2, 3),  # Megatron's FSDP (scripts/performance/helpers.py, set_mcore_fsdp_configs)
         "shards": "any",
+        "multi_token_prediction": True,
+        "predicts_with_context": False,  # Megatron-Core's arguments.py asserted cp 1 until about 0.14
         "stated_end_stages": True,
         "counts_embedding_and_loss": True,
         "pipeline_layout": True,
@@ -77,7 +79,13 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     family="megatron-bridge",
     aliases=("megatron-bridge",),
     # Megatron-FSDP shards what it is told to; arguments.py is not run
-    can_run={"overlaps_muon": True, "gathers_after_reducing": False, "linear_attention": True, "state_space": True},
+    can_run={
+        "overlaps_muon": True,
+        "gathers_after_reducing": False,
+        "linear_attention": True,
+        "state_space": True,
+        "predicts_with_context": True,
+    },  # fmt: skip
     tensor_parallel={"experts_follow": False},
     # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
     # and scripts with latent attention turn them off (--no-rope-fusion)
