@@ -10,7 +10,8 @@ from itertools import groupby
 SEPARATORS = (";", "\n", "&", "&&", "|", "||")
 KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _PUNCTUATION = ";&|()\n"
-_REDIRECTION = re.compile(r"(?<=\s)(?:[\d&]?>>?[ \t]*>\([^()]*\)|[\d&]?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
+_TARGET = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s&|;("'<>])+"""
+_REDIRECTION = re.compile(rf"(?<=\s)(?:[\d&]?>>?[ \t]*>\([^()]*\)|[\d&]?>>?(?:&\d|[ \t]*{_TARGET})|<[ \t]*{_TARGET})")
 _PIPE_OF_BOTH = re.compile(r"(?<=\s)\|&(?=\s)")  #: of output and errors
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _CONDITION = re.compile(r"\(\([^\n]*?\)\)")  #: that compares numbers, and redirects nothing

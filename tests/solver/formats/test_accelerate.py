@@ -325,3 +325,19 @@ def test_a_version_of_fsdp_that_does_not_exist_is_refused(tmp_path: Path) -> Non
     (tmp_path / "accelerate.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 3\n")
     with pytest.raises(InputError, match=r"fsdp_version .*1 or 2"):
         load_run_config(tmp_path / "accelerate.yaml")
+
+
+def test_one_process_without_distribution(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="num_processes is 16; it must be 1 beside distributed_type NO, which starts one process"
+    ):
+        load(tmp_path, TEMPLATE.replace("distributed_type: FSDP", "distributed_type: 'NO'"))
+
+
+def test_a_program_that_is_not_the_trainer_s_is_named(tmp_path: Path) -> None:
+    found = load(tmp_path, TEMPLATE, "accelerate launch --config_file run.yaml src/train.py lora_sft.yaml\n")
+    assert [note for note in found.notes if note.startswith("not read")] == [
+        "not read: src/train.py lora_sft.yaml, whose batch, sequence, adapters and quantisation are not known here"
+    ]
+    known = load(tmp_path, TEMPLATE, "accelerate launch --config_file run.yaml src/train.py --cutoff_len 2048\n")
+    assert known.layout["seq_len"] == 2048

@@ -448,3 +448,35 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
     out = command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
     assert f"wrote {path}" in out and f"wrote {tmp_path}/best.sh" in out
     assert "tokens/GPU/s" in command("--config", path)
+
+
+def test_megatron_deepspeeds_own_arguments(tmp_path: Path) -> None:
+    old = "--use-rotary-position-embeddings"
+    bloom = "--position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 32128 --lr-decay-tokens 1000 --num-experts 1"
+    config = load(tmp_path, EXAMPLE, SCRIPT.replace(old, bloom))
+    model = config.model
+    assert (model.position, model.embedding_norm, model.padded_vocab_size, model.is_mixture_of_experts) == (
+        "alibi", True, 32128, False,
+    )  # fmt: skip
+    for argument, what in (
+        ("--num-experts 128", "mixtures of experts of DeepSpeed"),
+        ("--ds-sequence-parallel-size 2", "sequence parallelism of DeepSpeed"),
+        ("--pp-partition-method 'type:transformer|embedding'", "another assignment of layers to stages"),
+        ("--partition-activations", "checkpoints that ranks share"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"{argument.split()[0]} .*: not modelled, because it means {what}"):
+            load(tmp_path, EXAMPLE, SCRIPT.replace(old, argument))
+
+
+def test_fields_of_zero_3_by_either_name(tmp_path: Path) -> None:
+    for prefix in ("", "stage3_"):
+        zero = {"stage": 3, f"{prefix}max_live_parameters": 1e9, f"{prefix}prefetch_bucket_size": 5e7,
+                "offload_optimizer": {"device": "none", "pipeline_read": False}}  # fmt: skip
+        settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
+        beside(tmp_path)
+        assert load(tmp_path, {**settings, "zero_optimization": zero}, "").layout["zero"] == 3
+        zero[f"{prefix}max_live_parameters"] = 1e7
+        with pytest.raises(InputError, match="stage3_max_live_parameters is 10000000.0; it must be at least 1e"):
+            load(tmp_path, {**settings, "zero_optimization": zero}, "")
+    with pytest.raises(InputError, match="curriculum_learning.enabled.*sequences that grow during training"):
+        load(tmp_path, {**settings, "curriculum_learning": {"enabled": True}}, "")

@@ -633,3 +633,16 @@ def test_published_arguments_in_other_spellings(tokenizer: str, tokens: int) -> 
     assert found.skipped is None and found.model is not None and found.strategy is not None
     assert found.model.vocab_size == tokens and found.strategy.num_micro_batches == 16
     assert f"vocab_size: {tokens}" in " ".join(found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("more", "found"), [({}, "fp32"), ({"--main-grads-dtype": "fp32"}, "fp32"), ({"--main-grads-dtype": "bf16"}, "bf16")]
+)
+def test_gradients_that_the_optimizer_reads_in_bf16_are_reduced_in_it(more: dict[str, Any], found: str) -> None:
+    """validate_args accumulates in fp32 only where main_grads_dtype is fp32."""
+    assert (
+        sections_of_megatron({**SMALL, "--use-precision-aware-optimizer": True, "complete": True, **more}, 8, [])[1][
+            "grad_dtype"
+        ]
+        == found
+    )

@@ -190,3 +190,11 @@ def test_what_the_stages_recompute_comes_back_as_the_priced_layout() -> None:
     read = configured_strategy(problem, config)
     assert (read.recompute, read.recompute_stage_layers) == ("full", "3+0")
     assert time_of_stages(estimate(problem, [read]), 0)[TIME_PARTS.index("recompute")].tolist()[1] == 0.0
+
+
+def test_latent_attention_that_is_turned_off_has_heads_as_wide_as_values(tmp_path: Path) -> None:
+    """deepseek_v2_lite.yaml states kv_channels 128, and not the 192 of rotary and other parts together."""
+    path = tmp_path / "run.yaml"
+    path.write_text(EXAMPLE.rstrip() + "\n      multi_latent_attention: false\n")
+    model = load_run_config(path).model
+    assert (model.has_latent_attention, model.head_dim) == (False, 128)

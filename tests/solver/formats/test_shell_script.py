@@ -272,3 +272,20 @@ def test_the_vocabulary_of_a_tokenizer_that_a_script_only_names(tmp_path: Path) 
     path.write_text(path.read_text().replace("--tokenizer-type", "--vocab-size 32000 --tokenizer-type"))
     with pytest.raises(InputError, match="--vocab_size 128256: .*train.sh has a vocabulary of 32,000; leave it out"):
         load_run_config(path, vocab_size=128256)
+
+
+LAUNCH = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --bf16 "
+LAUNCH += "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8"
+
+
+@pytest.mark.parametrize("script", [
+    f"chmod +x examples/pretrain_gpt.py\ncp pretrain_gpt.py /tmp\n{LAUNCH}",
+    f'CMD="{LAUNCH} 2>&1 |& tee log.txt"\neval $CMD',
+    f'CMD="{LAUNCH} &> log.txt"\neval $CMD',
+    f"export LAUNCHER='torchrun --nproc_per_node 8 --master_addr '$MASTER_ADDR\n"
+    f"export CMD=\"{LAUNCH.removeprefix('torchrun --nproc_per_node 8 ')} --data-path $DATA\"\nsrun bash -c '$LAUNCHER $CMD'",
+], ids=["copied before", "errors too", "redirected", "partly known"])  # fmt: skip
+def test_one_launch_is_found(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(script)
+    assert (load_run_config(path).layout["world_size"], load_run_config(path).model.num_hidden_layers) == (8, 32)

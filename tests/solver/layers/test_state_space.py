@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hybrid import ATTENTION, GROUPS, HEADS, HIDDEN, HYBRID, MAMBA, MLP, SEQ, STATE, WIDTH
 from toy import DEVICE, TINY, dims_of, layer_keys, make_problem, run_of, saved_bytes
 
 from predictor.cost_model import CostModel
@@ -23,17 +24,6 @@ from solver.spec.layer_kinds import LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, layer_parameters, parameters
 from solver.spec.strategy import Strategy
-
-#: 4 heads of 16 in 2 groups, a state of 8; layers: Mamba-2, MLP, Mamba-2, attention.
-SEQ, HIDDEN, WIDTH, HEADS, STATE, GROUPS = 256, 64, 4 * 16, 4, 8, 2
-KINDS = ("mamba", "mlp", "mamba", "full_attention")
-HYBRID = TINY.replace(
-    num_hidden_layers=4, layer_types=KINDS, one_block_layers=True, position="none", mamba_num_heads=HEADS, mamba_head_dim=16,
-    mamba_state_dim=STATE, mamba_num_groups=GROUPS, mamba_conv_kernel_dim=4, mamba_chunk_size=128,
-)  # fmt: skip
-MAMBA = LayerKind(rope=False, state_space=True, has_mlp=False)
-MLP = LayerKind(rope=False, mixes_tokens=False)
-ATTENTION = LayerKind(has_mlp=False)
 
 
 def program(kind: LayerKind, model: ModelSpec = HYBRID, mode: str = "msp", **given: Any) -> LayerProgram:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hybrid import ATTENTION, HYBRID, MAMBA, MLP
 from round_trip import model_of
 from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
 
@@ -16,7 +17,7 @@ from solver.search.space import cross, enumerate_splits
 from solver.spec.choices import SCHEDULES
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import parameters
+from solver.spec.model_size import layer_parameters, parameters
 from solver.step.memory import MEMORY_PARTS, Memory
 from solver.step.peak_memory import least_memory
 from solver.step.per_stage import memory_of_stages
@@ -662,3 +663,31 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
     else:
         assert one == {**two, "activations": 0.0, "backward_buffers": 0.0, "loss": 0.0}
     assert found.memory.allocated[0] == sum(one.values())
+
+
+def test_dummy_gradients_are_of_the_layers_that_a_stage_has() -> None:
+    # two stages of two layers: Mamba-2 and an MLP on the first, Mamba-2 and attention on the last; 16-bit, of each shape once
+    problem = make_problem(HYBRID, 2, toy_cost(), 256, grad_dtype="fp32", framework="megatron-core")
+    layout = problem.run.replace(dp=1, pp=2, zero=0)
+    mamba, attention, mlp = (layer_parameters(HYBRID, kind) for kind in (MAMBA, ATTENTION, MLP))
+    first, last = memory_of_stages(estimated(problem, [layout]), 0).parts[MEMORY_PARTS.index("gradients")]
+    table, norms = 256 * 64, 64
+    linears = {
+        "mamba": 64 * (64 + 64 + 2 * 2 * 8 + 4) + 64 * 64,
+        "attention": 64 * (4 + 2 * 2) * 16 + 64 * 64,
+        "mlp": 3 * 64 * 128,
+    }
+    assert first == 4 * (mamba + mlp + table) + 2 * (linears["mamba"] + linears["mlp"])
+    assert last == 4 * (mamba + attention + table + norms) + 2 * (linears["mamba"] + linears["attention"] + table)
+
+
+def test_quantised_weights_of_multi_token_prediction_are_on_the_last_stage() -> None:
+    # fp8 and transposed copies of the layer, and of the projection of 2 * 64 * 64, one byte each beside what bf16 holds
+    model = TINY.replace(num_nextn_predict_layers=1, hidden_size=64)
+    found = {}
+    for precision in ("bf16", "fp8"):
+        problem = make_problem(model, 2, toy_cost(), 128, framework="megatron-core", precision=precision)
+        solutions = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
+        found[precision] = memory_of_stages(solutions, 0).parts[MEMORY_PARTS.index("weights")]
+    more = found["fp8"] - found["bf16"]
+    assert more.tolist() == [2 * 36_864, 2 * (2 * 36_864 + 2 * 64 * 64)]

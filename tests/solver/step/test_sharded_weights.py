@@ -237,3 +237,15 @@ def test_transposes_of_weights_are_made_in_every_pass_of_megatron_fsdp(h100_mode
     assert sharded_casts(problem, np.array([4, 4]), np.array([False, True])).tolist() == [8, 12]
     blocks = make_problem(model, 8, h100_model, **{**layout, "precision": "bf16", "fp8_param_gather": False})
     assert sharded_casts(blocks, np.array([4]), np.array([True])).tolist() == [1]
+
+
+def test_a_layer_of_multi_token_prediction_is_a_unit_of_its_own() -> None:
+    # the root has embedding, head and norms alone; the module's layer, with 36,864 weights in its linears, and its projection of
+    # 2 * 64 * 64 are gathered and reduced like the last layer
+    plain, found = (_sharded("generic", num_nextn_predict_layers=modules).terms.sharded for modules in (0, 1))
+    assert plain.predicting is None and found.predicting is not None
+    assert found.root[0] - plain.root[0] == pytest.approx((2 * 64 + 3 * 64) * 6 * LINK, rel=1e-9)  # of its norms
+    linears = 36_864 + 2 * 64 * 64
+    assert [work.communication[0] for work in found.predicting] == pytest.approx([linears * size * LINK for size in (2, 4)])
+    problem = make_problem(TINY.replace(num_nextn_predict_layers=1), 8, toy_cost(), framework="torchtitan")
+    assert problem.model.num_nextn_predict_layers == 0  # torchtitan has none
