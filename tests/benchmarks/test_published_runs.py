@@ -13,7 +13,7 @@ from weak_scaling import LEAST_SIZES, find_series, left_out
 from predictor.cost_model import CostModel
 from solver.formats.cases.reading import read_cases
 from solver.report.scores import confusion, memory_scores, regret, time_scores
-from solver.report.uncertainty import LAYOUT_STD
+from solver.report.uncertainty import EXPERTS, LAYOUT_STD
 from solver.report.validate import Prediction, predict_cases
 from solver.step.stragglers import SPEED_STD
 
@@ -40,6 +40,7 @@ def test_the_page_states_what_is_predicted(fitted: Callable[[str], CostModel]) -
     _peak_memory_of_every_group(predictions)
     _fits_and_out_of_memory(predictions)
     _the_error_between_two_layouts_is_that_of_the_families(predictions)
+    _what_experts_add_is_no_less_than_the_error_of_their_collections(predictions)
     _stragglers_are_those_of_the_weak_scaling_series(predictions)
 
 
@@ -96,3 +97,15 @@ def _the_error_between_two_layouts_is_that_of_the_families(predictions: list[Pre
     spreads = [statistics.stdev(errors) for errors in families.values() if len(errors) >= 3]
     assert len(spreads) == 33
     assert pytest.approx(statistics.median(spreads), abs=0.002) == LAYOUT_STD
+
+
+def _what_experts_add_is_no_less_than_the_error_of_their_collections(predictions: list[Prediction]) -> None:
+    """The root mean square of the mean log errors of runs with experts, by collection and device."""
+    collections: dict[tuple[str, str], list[float]] = {}
+    for p in predictions:
+        if p.case.model is not None and p.case.model.is_mixture_of_experts and "step_s" in p.case.measured:
+            key = p.case.source, p.case.hardware
+            collections.setdefault(key, []).append(math.log(p.seconds / p.case.measured["step_s"]))
+    assert len(collections) == 13
+    found = math.sqrt(statistics.mean(statistics.mean(errors) ** 2 for errors in collections.values()))
+    assert found == pytest.approx(0.064, abs=0.003) and found <= EXPERTS

@@ -240,8 +240,8 @@ def test_transposes_of_weights_are_made_in_every_pass_of_megatron_fsdp(h100_mode
 
 
 def test_a_layer_of_multi_token_prediction_is_a_unit_of_its_own() -> None:
-    # the root has embedding, head and norms alone; the module's layer, with 36,864 weights in its linears, and its projection of
-    # 2 * 64 * 64 are gathered and reduced like the last layer
+    # the root has embedding, head and norms alone; the module's layer, with 36,864 weights in its linears, and its projection
+    # of 2 * 64 * 64 are gathered and reduced like the last layer
     plain, found = (_sharded("generic", num_nextn_predict_layers=modules).terms.sharded for modules in (0, 1))
     assert plain.predicting is None and found.predicting is not None
     assert found.root[0] - plain.root[0] == pytest.approx((2 * 64 + 3 * 64) * 6 * LINK, rel=1e-9)  # of its norms
