@@ -97,7 +97,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measure_all(output: Path) -> None:
     (output / "plan.csv").write_text(PLAN)
-    options = ("--budget", "0.25", "--measurements", str(output / "plan.csv"))
+    options = ("--budget", "0.16", "--measurements", str(output / "plan.csv"))
     for resumed in ((), ("--resume",), ("--resume",)):  # an idle machine fills every table at once
         process = start(4, output, *options, *resumed, environment={"FORETRAIN_RANKS_PER_NODE": "2"})
         printed = finish(process, 120)

@@ -58,7 +58,7 @@ def test_dispatchers_are_suggested_on_the_gpus_that_they_are_made_for(profile: s
 
 def test_flash_attention_is_not_suggested_where_none_runs() -> None:
     run = {"precision": "fp16", "attention": "unfused"}
-    for profile, suggested in (("v100_sxm_32gb", False), ("a100_sxm_40gb", True)):
+    for profile, suggested in (("v100_sxm_32gb", False), ("a100_sxm_80gb", True)):
         problem = load_problem("configs/models/gemma3_1b.json", 8, profile=profile, seq_len=2048, **run)
         hints = faster_settings(search(problem, 64), 0.0)
         assert any(hint.setting == "attention=flash" for hint in hints) == suggested
