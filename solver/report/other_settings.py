@@ -10,7 +10,7 @@ from typing import Any
 
 from solver.formats.cases.reading import MEMORY_KINDS
 from solver.search.hints import dispatchers_on
-from solver.spec.expert_rules import dispatch_broken, overlap_runs, predicted_beside
+from solver.spec.rules.experts import dispatch_broken, overlap_runs, predicted_beside
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation

@@ -15,7 +15,7 @@ from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, splits_b
 from solver.schedule.v_shaped_orders import v_shaped_order
 from solver.schedule.warm_up import interleaved_warm_up
 from solver.spec.choices import SCHEDULES, V_SHAPED
-from solver.spec.strategy import chunks_broken
+from solver.spec.rules.schedules import chunks_broken
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int, group: int = 0) -> None:

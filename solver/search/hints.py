@@ -10,10 +10,10 @@ import numpy as np
 
 from profiler.errors import InputError
 from solver.search.search import SearchResult
-from solver.spec.expert_rules import suggested_dispatchers
 from solver.spec.feasibility import check_layout
 from solver.spec.model_attention import attention_of
-from solver.spec.run_rules import modules_of
+from solver.spec.rules.experts import suggested_dispatchers
+from solver.spec.rules.runs import modules_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem

@@ -8,10 +8,9 @@ from typing import NamedTuple, TypeVar
 
 from solver.search.divisions import Division, divisions, divisors
 from solver.spec.choices import ONE_F_ONE_B, SCHEDULES, V_SHAPED
-from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
-from solver.spec.expert_rules import overlap_runs, predicted_beside
-from solver.spec.schedule_rules import schedules_run, split_backward_broken
-from solver.spec.strategy import chunks_broken, groups_fit, smallest_group
+from solver.spec.rules.deferral import NO_DRAIN, deferral_runs
+from solver.spec.rules.experts import overlap_runs, predicted_beside
+from solver.spec.rules.schedules import chunks_broken, groups_fit, schedules_run, smallest_group, split_backward_broken
 from solver.step.problem import Problem
 
 

@@ -19,7 +19,7 @@ from solver.search.kept import Best, Found, Kept
 from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
-from solver.spec.schedule_rules import schedule_broken
+from solver.spec.rules.schedules import schedule_broken
 from solver.step.layouts import Layouts, Splits
 from solver.step.peak_memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table

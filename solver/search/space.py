@@ -24,19 +24,18 @@ from solver.spec.division import (
     tensor_overlap_runs,
     tensor_parallel_runs,
 )
-from solver.spec.expert_rules import (
-    exchange_broken,
+from solver.spec.feasibility import check_world
+from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp
+from solver.spec.rules.experts import (
     experts_divide,
     experts_run,
-    heads_divide_by_cp,
     mode_broken,
     overlap_runs,
 )
-from solver.spec.feasibility import check_world
-from solver.spec.optimizer_rules import zero_stages
-from solver.spec.run_rules import check_run
-from solver.spec.schedule_rules import split_backward_broken
-from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
+from solver.spec.rules.optimizers import zero_stages
+from solver.spec.rules.runs import check_run
+from solver.spec.rules.schedules import split_backward_broken
+from solver.spec.rules.states import copies_run, expert_shards_run, recompute_broken, shards_run
 from solver.spec.strategy import expert_replicas, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -125,7 +124,7 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
         return f"{framework.name} does not run {not_divided(model)} with context parallelism"
     if not sequence_divides(run.seq_len, cp, 1):
         return "the sequence is too short for cp"
-    if cp > 1 and (unmet := exchange_broken(model, run)):
+    if cp > 1 and (unmet := context_exchange_broken(model, run)):
         return f"cp by {run.cp_comm} does not work {unmet}"
     if not heads_divide_by_cp(model, run, tp, cp):
         return "attention heads do not divide by tp and the context-parallel ranks that share them"

@@ -12,9 +12,9 @@ from solver.search.fixed import parse_names, parse_value
 from solver.search.hints import dispatchers_on
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
-from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
-from solver.spec.run_rules import check_run, modules_of, offload_broken
+from solver.spec.rules.fp8_attention import fp8_attention_broken
+from solver.spec.rules.runs import check_run, modules_of, offload_broken
 from solver.spec.strategy import Strategy
 from solver.step.memory import FITS
 from solver.step.problem import Problem

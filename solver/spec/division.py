@@ -5,9 +5,9 @@ from __future__ import annotations
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
-from solver.spec.linear_rules import linear_divides
 from solver.spec.model import ModelSpec
-from solver.spec.state_space_rules import state_space_divides
+from solver.spec.rules.linears import linear_divides
+from solver.spec.rules.state_space import state_space_divides
 from solver.spec.strategy import Strategy
 
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).

@@ -6,13 +6,11 @@ The search generates only layouts that meet them.
 from __future__ import annotations
 
 from profiler.errors import InputError, require
-from solver.spec.adapter_rules import adapter_rules
 from solver.spec.alignment import quantised_broken
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.can_run import CanRun
 from solver.spec.choices import ONE_F_ONE_B, V_SHAPED, TpMode
 from solver.spec.cluster import Cluster
-from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.division import (
     MIN_LOCAL_TOKENS,
     context_runs,
@@ -23,22 +21,22 @@ from solver.spec.division import (
     tensor_overlap_runs,
     tensor_parallel_runs,
 )
-from solver.spec.expert_rules import (
+from solver.spec.framework import Framework
+from solver.spec.model import ModelSpec
+from solver.spec.rules.adapters import adapter_rules
+from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp, heads_of_rank
+from solver.spec.rules.deferral import NO_DRAIN, deferral_rules, deferral_runs
+from solver.spec.rules.experts import (
     dispatch_broken,
-    exchange_broken,
     experts_run,
     fused_experts_broken,
-    heads_divide_by_cp,
-    heads_of_rank,
     mode_broken,
     overlap_runs,
     predicted_beside,
 )
-from solver.spec.framework import Framework
-from solver.spec.linear_rules import linear_rules
-from solver.spec.model import ModelSpec
-from solver.spec.optimizer_rules import optimizer_rules, zero_broken
-from solver.spec.run_rules import (
+from solver.spec.rules.linears import linear_rules
+from solver.spec.rules.optimizers import optimizer_rules, zero_broken
+from solver.spec.rules.runs import (
     LAYERS_ALONE,
     attention_rules,
     check_host,
@@ -54,9 +52,10 @@ from solver.spec.run_rules import (
     overlap_rules,
     projection_rule,
 )
-from solver.spec.schedule_rules import schedule_broken
-from solver.spec.size_rules import assignment_broken, size_rules
-from solver.spec.state_rules import (
+from solver.spec.rules.schedules import schedule_broken
+from solver.spec.rules.sizes import assignment_broken, size_rules
+from solver.spec.rules.state_space import framework_for, state_space_rules
+from solver.spec.rules.states import (
     casts_run,
     copies_broken,
     copies_run,
@@ -65,7 +64,6 @@ from solver.spec.state_rules import (
     recompute_broken,
     shards_run,
 )
-from solver.spec.state_space_rules import framework_for, state_space_rules
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
@@ -314,7 +312,7 @@ def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
 def check_rules(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
     split = 1 if s.tp_mode == "mtp" else s.tp
-    unmet, unrun = exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
+    unmet, unrun = context_exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (not (odd := quantised_broken(model, framework_for(s.framework, model).can_run, s.precision, s.tp)), odd),

@@ -15,11 +15,9 @@ from solver.spec.choices import (
     CHOICES,
     CUDA_GRAPH_MODULES,
     OFFLOAD_MODULES,
-    ONE_F_ONE_B,
     OPTIONAL_SWITCHES,
     RECOMPUTE_MODULES,
     SWITCHES,
-    V_SHAPED,
     check_choice,
 )
 from solver.spec.documents import effective_document
@@ -290,37 +288,6 @@ def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:
     if not isinstance(listed, list | tuple) or not listed or any(name not in known for name in listed):
         raise InputError(f"{key} is {shown(given)}; it must be one or several of {', '.join(known)}, joined by +")
     return "+".join(name for name in known if name in listed)
-
-
-def groups_fit(micro_batches: int, pp: int, group: int) -> bool:
-    """Whether interleaving assigns the micro batches in groups of ``group`` (0: pp): there is a whole one, and the last one is
-    whole or at least pp (asserted in Megatron-Core's schedules.py)."""
-    rest = micro_batches % (group or pp)
-    return (group or pp) <= micro_batches and (rest == 0 or (group > pp and rest >= pp))
-
-
-def smallest_group(micro_batches: int, pp: int) -> int:
-    """Return the fewest micro batches above pp that groups_fit as a group; 0 where pp itself does, or none does."""
-    fits = (group for group in range(pp + 1, micro_batches + 1) if groups_fit(micro_batches, pp, group))
-    return 0 if groups_fit(micro_batches, pp, 0) else next(fits, 0)
-
-
-def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: int = 0) -> str:
-    """Return what is wrong with the chunks and micro batches of a schedule, or "". group: as groups_fit."""
-    if schedule in V_SHAPED and (vpp != 2 or pp == 1):
-        return f"schedule {schedule} has two chunks a stage of several: give it vpp 2 and pp above 1, not vpp {vpp}, pp {pp}"
-    if micro_batches < (fewest := {"zb-v": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 1)):
-        return f"schedule {schedule} needs {fewest} micro batches or more with pp {pp}, not {micro_batches}"
-    if vpp == 1 or schedule in V_SHAPED:
-        return ""
-    if schedule not in ONE_F_ONE_B:
-        return f"vpp {vpp} interleaves 1F1B, and schedule {schedule} has one chunk a stage: leave one out"
-    if group and group < pp:
-        return f"micro_batch_group {group} is less than pp {pp}, so that stages would wait for each other's chunks"
-    if not groups_fit(micro_batches, pp, group):
-        whole = f"groups of {group} and a last one of at least pp {pp}" if group else f"multiples of pp {pp}"
-        return f"interleaving needs micro batches in {whole}, not {micro_batches}"
-    return ""
 
 
 def strategy_from(values: Mapping[str, Any], where: str) -> Strategy:

@@ -17,7 +17,6 @@ from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GR
 from solver.spec.alignment import left_in_16_bits, quantised_broken, unaligned
 from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
-from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
@@ -25,9 +24,10 @@ from solver.spec.model import ModelSpec, check_model
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
-from solver.spec.run_rules import check_host, graphs_left_out
+from solver.spec.rules.fp8_attention import fp8_attention_broken
+from solver.spec.rules.runs import check_host, graphs_left_out
+from solver.spec.rules.state_space import framework_for
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
-from solver.spec.state_space_rules import framework_for
 from solver.spec.strategy import Strategy
 from solver.step.collective_checks import CHECKS_INFERRED, are_collectives_checked, with_checks
 from solver.step.distinct import distinct

@@ -19,13 +19,13 @@ from solver.formats.cases.stated_stages import with_stages
 from solver.formats.cases.synonyms import normalized_run
 from solver.formats.cases.unstated import alternatives
 from solver.formats.megatron.arguments import sections_of_megatron
-from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.cluster import FIGURES, HOST_RATE, PCIE_4, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model
-from solver.spec.size_rules import check_sizes
+from solver.spec.rules.adapters import adapter_rules
+from solver.spec.rules.sizes import check_sizes
 from solver.spec.strategy import Strategy
 
 #: Kinds of measured peak memory: the framework's counter, its allocator's, the whole device's.

@@ -21,10 +21,10 @@ from solver.formats.syntax.toml_text import read_toml
 from solver.formats.torchtitan.keys import R2024, R2025, R2026, RELEASES, Release, attention_kernels
 from solver.formats.torchtitan.rules import RULES
 from solver.formats.torchtitan.stages import listed_stages, stages_at_points
-from solver.spec.expert_rules import dispatchers_of
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_attention import attention_of
+from solver.spec.rules.experts import dispatchers_of
 
 ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go round in a ring of all-to-alls
 _COMPILED = ("model", "loss")  #: what compile.components may name, all unless it says less

@@ -17,7 +17,7 @@ from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import micro_batches_in_flight
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import groups_fit, smallest_group
+from solver.spec.rules.schedules import groups_fit, smallest_group
 from solver.step.solutions import estimate_layouts
 
 

@@ -17,7 +17,7 @@ from solver.search.balance import balanced
 from solver.search.stage_recomputation import fewest_recomputed
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
-from solver.spec.size_rules import check_sizes
+from solver.spec.rules.sizes import check_sizes
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages

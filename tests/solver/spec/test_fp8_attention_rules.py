@@ -13,9 +13,9 @@ from profiler.profile.devices import DEVICES
 from solver.formats.config_file import find_model, load_run_config
 from solver.search.variants import CONSTANT_AXES
 from solver.spec.cluster import cluster_of
-from solver.spec.expert_rules import exchange_broken
 from solver.spec.feasibility import check_layout
-from solver.spec.fp8_attention_rules import fp8_attention_broken
+from solver.spec.rules.context import context_exchange_broken
+from solver.spec.rules.fp8_attention import fp8_attention_broken
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
@@ -67,7 +67,7 @@ def test_searches_offer_it_only_where_it_runs(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="needs fp8_recipe delayed"):
         problem("tensorwise", fp8_attention=True)
     gathers = problem("delayed").run.replace(fp8_attention=True, cp_comm="allgather")
-    assert exchange_broken(MODELS["llama3_8b"], gathers) == "with fp8_attention; use cp_comm ring or a2a"
+    assert context_exchange_broken(MODELS["llama3_8b"], gathers) == "with fp8_attention; use cp_comm ring or a2a"
 
 
 def test_plain_attention_is_not_divided_by_context_parallelism() -> None:
@@ -76,7 +76,7 @@ def test_plain_attention_is_not_divided_by_context_parallelism() -> None:
         {"framework": "megatron-core", "attention": "unfused", "world_size": 8, "dp": 8, "seq_len": 8192},
     )
     why = "with attention unfused; use attention flash, or cp 1"
-    assert exchange_broken(model, Strategy(**problem)) == why
-    assert exchange_broken(model, Strategy(**{**problem, "attention": "flash"})) == ""
+    assert context_exchange_broken(model, Strategy(**problem)) == why
+    assert context_exchange_broken(model, Strategy(**{**problem, "attention": "flash"})) == ""
     with pytest.raises(InputError, match=why):
         check_layout(model, cluster_of(DEVICES["h100_sxm"]), Strategy(**{**problem, "cp": 2, "dp": 4}))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from profiler.errors import InputError, first_broken, require
-from solver.spec.adapter_rules import adapter_rules
 from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import PCIE_4, PCIE_5, Cluster
-from solver.spec.deferral_rules import deferral_rules
-from solver.spec.expert_rules import dispatch_broken, dispatchers_of, fused_experts_broken
 from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
-from solver.spec.linear_rules import linear_rules
 from solver.spec.model import ModelSpec
 from solver.spec.norms import norms_apart
-from solver.spec.optimizer_rules import optimizer_rules
 from solver.spec.precision import QUANTISED
 from solver.spec.recipes import delays_scales
-from solver.spec.state_space_rules import state_space_rules
+from solver.spec.rules.adapters import adapter_rules
+from solver.spec.rules.deferral import deferral_rules
+from solver.spec.rules.experts import dispatch_broken, dispatchers_of, fused_experts_broken
+from solver.spec.rules.linears import linear_rules
+from solver.spec.rules.optimizers import optimizer_rules
+from solver.spec.rules.state_space import state_space_rules
 from solver.spec.strategy import Strategy
 
 LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"

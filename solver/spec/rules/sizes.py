@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from profiler.errors import require
 from solver.spec.choices import V_SHAPED
-from solver.spec.expert_rules import experts_divide
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
-from solver.spec.strategy import Strategy, chunks_broken
+from solver.spec.rules.experts import experts_divide
+from solver.spec.rules.schedules import chunks_broken
+from solver.spec.strategy import Strategy
 
 
 def check_sizes(model: ModelSpec, s: Strategy) -> None:
