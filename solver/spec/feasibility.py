@@ -9,7 +9,7 @@ from profiler.errors import InputError, require
 from solver.spec.alignment import quantised_broken
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.can_run import CanRun
-from solver.spec.choices import ONE_F_ONE_B, V_SHAPED, TpMode
+from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.division import (
     MIN_LOCAL_TOKENS,
@@ -18,7 +18,6 @@ from solver.spec.division import (
     not_divided,
     not_piped,
     sequence_divides,
-    tensor_overlap_runs,
     tensor_parallel_runs,
 )
 from solver.spec.framework import Framework
@@ -26,21 +25,13 @@ from solver.spec.model import ModelSpec
 from solver.spec.rules.adapters import adapter_rules
 from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp, heads_of_rank
 from solver.spec.rules.deferral import NO_DRAIN, deferral_rules, deferral_runs
-from solver.spec.rules.experts import (
-    dispatch_broken,
-    experts_run,
-    fused_experts_broken,
-    mode_broken,
-    overlap_runs,
-    predicted_beside,
-)
+from solver.spec.rules.experts import expert_rules, mode_broken
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.optimizers import optimizer_rules, zero_broken
 from solver.spec.rules.runs import (
     LAYERS_ALONE,
     attention_rules,
     check_host,
-    dispatch_rules,
     ends_rule,
     gather_rule,
     graph_rules,
@@ -49,21 +40,12 @@ from solver.spec.rules.runs import (
     loss_rules,
     module_rules,
     offload_rules,
-    overlap_rules,
     projection_rule,
 )
-from solver.spec.rules.schedules import schedule_broken
+from solver.spec.rules.schedules import schedule_broken, schedule_rules
 from solver.spec.rules.sizes import assignment_broken, size_rules
 from solver.spec.rules.state_space import framework_for, state_space_rules
-from solver.spec.rules.states import (
-    casts_run,
-    copies_broken,
-    copies_run,
-    expert_shards_run,
-    partial_runs,
-    recompute_broken,
-    shards_run,
-)
+from solver.spec.rules.states import state_rules
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
@@ -137,10 +119,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
     """Return (holds, what is broken) of what the release of a framework can run."""
     return (
         *_division_rules(framework, model, s),
-        *_state_rules(framework, s),
-        *_schedule_rules(framework, s),
+        *state_rules(framework, s),
+        *schedule_rules(framework, s),
         *_update_rules(framework, model, s),
-        *_expert_rules(framework, model, s),
+        *expert_rules(framework, model, s),
         *linear_rules(framework, model, s),
         *state_space_rules(framework, model, s),
     )
@@ -171,29 +153,6 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
             s.cp == 1 or TpMode[s.tp_mode.upper()] in can.context_modes,
             f"{name} does not run cp {s.cp} with tp_mode {s.tp_mode}",
         ),
-    )
-
-
-def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of the order of a pipeline's passes and of what overlaps with them."""
-    can, name = framework.can_run, framework.name
-    least = s.pp - can.unfilled_stages if can.unfilled_stages is not None and s.vpp == 1 and s.schedule == "1f1b" else 0
-    return (
-        (
-            s.vpp == 1 or s.schedule in V_SHAPED or s.p2p_overlap or not can.overlaps_interleaving,
-            f"{name} interleaves stages only with p2p_overlap",
-        ),
-        (
-            s.num_micro_batches >= least,
-            f"{name} needs {least} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
-        ),
-        (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
-        *overlap_rules(framework, s, s.tp > 1, s.zero > 0),
-        (
-            not s.micro_batch_group or (s.vpp > 1 and s.schedule in ONE_F_ONE_B),
-            f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
-        ),
-        (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
     )
 
 
@@ -228,64 +187,6 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         ),
         *graphs_offered(framework, s),
         gather_rule(framework, s),
-    )
-
-
-def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of how states are sharded and what is recomputed."""
-    can, name, replicas = framework.can_run, framework.name, s.cp * s.dp
-    wrong = recompute_broken(framework, s, s.recompute)
-    return (
-        (
-            s.tp_mode == "isp" or not s.zero or bool(shards_run(can, s.zero_shard_size, s.cp, replicas)),
-            f"{name} does not shard states over {s.zero_shard_size} of {replicas} ranks",
-        ),
-        (
-            bool(casts_run(can, s.tp, s.cp, s.pp, s.dp)),
-            f"{name} runs in fp32 where FSDP shards nothing (dp and cp 1) beside tp {s.tp}, pp {s.pp}: give it dp or cp ranks",
-        ),
-        (
-            s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp, s.ep)),
-            f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp}, pp {s.pp} and ep {s.ep}'}",
-        ),
-        (s.zero < 3 or s.tp_mode != "isp", "ZeRO-3 and tp_mode isp would shard the same weights twice"),
-        (
-            not s.zero
-            or s.tp_mode == "isp"
-            or s.ep * s.etp == 1
-            or bool(expert_shards_run(can, s.zero_shard_size, replicas, s.edp)),
-            f"{name} shards over {s.zero_shard_size} of {replicas} ranks; {s.edp} copies of the experts do not divide alike",
-        ),
-        (
-            s.recompute != "full" or partial_runs(can, s.recompute_layers),
-            f"{name} recomputes all layers or none, not {s.recompute_layers} of a stage",
-        ),
-        (not wrong, wrong),
-    )
-
-
-def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of experts in a framework; nothing for models without."""
-    can, name, ranks = framework.can_run, framework.name, s.tp * s.cp * s.dp
-    if not model.is_mixture_of_experts:
-        return ()
-    return (
-        (can.experts, f"mixtures of experts under {name} are not modelled"),
-        (
-            experts_run(can, model, s.tp, ranks, s.ep, s.etp),
-            f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"
-            + ", as described here" * (not can.splits_alone)
-            + " and biases of experts" * (model.mlp_bias and s.etp > 1),
-        ),
-        *dispatch_rules(framework, model, s),
-        (not (wrong := fused_experts_broken(can, model, s)), wrong),
-        (
-            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
-            "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "
-            "full recomputation",
-        ),
-        (not s.moe_exchange_overlap or s.ep > 1, "moe_exchange_overlap needs ep above 1"),
-        (not (wrong := dispatch_broken(s)), wrong),
     )
 
 

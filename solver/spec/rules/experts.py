@@ -97,3 +97,40 @@ def dispatch_broken(run: Strategy) -> str:
     if run.moe_capacity_factor and run.moe_dispatcher == "deepep":
         return "moe_capacity_factor needs another moe_dispatcher than deepep, which drops no tokens"
     return ""
+
+
+def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of how tokens reach their experts in a framework."""
+    can, name = framework.can_run, framework.name
+    of_model = f" for {model.name}" * (s.moe_dispatcher in can.dispatchers)
+    return (
+        (s.moe_dispatcher in dispatchers_of(can, model), f"{name} does not offer moe_dispatcher {s.moe_dispatcher}{of_model}"),
+        (s.moe_routing in can.routings, f"{name} does not offer moe_routing {s.moe_routing}"),
+        (can.experts_in_fp16 or s.precision != "fp16", f"{name} does not train experts in fp16"),
+        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+    )
+
+
+def expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of experts in a framework; nothing for models without."""
+    can, name, ranks = framework.can_run, framework.name, s.tp * s.cp * s.dp
+    if not model.is_mixture_of_experts:
+        return ()
+    return (
+        (can.experts, f"mixtures of experts under {name} are not modelled"),
+        (
+            experts_run(can, model, s.tp, ranks, s.ep, s.etp),
+            f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"
+            + ", as described here" * (not can.splits_alone)
+            + " and biases of experts" * (model.mlp_bias and s.etp > 1),
+        ),
+        *dispatch_rules(framework, model, s),
+        (not (wrong := fused_experts_broken(can, model, s)), wrong),
+        (
+            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
+            "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "
+            "full recomputation",
+        ),
+        (not s.moe_exchange_overlap or s.ep > 1, "moe_exchange_overlap needs ep above 1"),
+        (not (wrong := dispatch_broken(s)), wrong),
+    )

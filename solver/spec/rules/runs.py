@@ -13,7 +13,7 @@ from solver.spec.precision import QUANTISED
 from solver.spec.recipes import delays_scales
 from solver.spec.rules.adapters import adapter_rules
 from solver.spec.rules.deferral import deferral_rules
-from solver.spec.rules.experts import dispatch_broken, dispatchers_of, fused_experts_broken
+from solver.spec.rules.experts import dispatch_broken, dispatch_rules, fused_experts_broken
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.optimizers import optimizer_rules
 from solver.spec.rules.state_space import state_space_rules
@@ -199,18 +199,6 @@ def compile_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
     """Return (holds, what is broken): Transformer Engine's modules are kernels, which torch does not compile."""
     return not (run.compile and framework.memory.transformer_engine), (
         f"{framework.name} runs Transformer Engine's modules, which torch.compile leaves as they are; leave out compile"
-    )
-
-
-def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of how tokens reach their experts in a framework."""
-    can, name = framework.can_run, framework.name
-    of_model = f" for {model.name}" * (s.moe_dispatcher in can.dispatchers)
-    return (
-        (s.moe_dispatcher in dispatchers_of(can, model), f"{name} does not offer moe_dispatcher {s.moe_dispatcher}{of_model}"),
-        (s.moe_routing in can.routings, f"{name} does not offer moe_routing {s.moe_routing}"),
-        (can.experts_in_fp16 or s.precision != "fp16", f"{name} does not train experts in fp16"),
-        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from solver.spec.can_run import CanRun
 from solver.spec.choices import ONE_F_ONE_B, SPLIT_BACKWARD, V_SHAPED
+from solver.spec.division import tensor_overlap_runs
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
+from solver.spec.rules.runs import overlap_rules
 from solver.spec.strategy import Strategy
 
 
@@ -65,3 +67,26 @@ def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: i
         whole = f"groups of {group} and a last one of at least pp {pp}" if group else f"multiples of pp {pp}"
         return f"interleaving needs micro batches in {whole}, not {micro_batches}"
     return ""
+
+
+def schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the order of a pipeline's passes and of what overlaps with them."""
+    can, name = framework.can_run, framework.name
+    least = s.pp - can.unfilled_stages if can.unfilled_stages is not None and s.vpp == 1 and s.schedule == "1f1b" else 0
+    return (
+        (
+            s.vpp == 1 or s.schedule in V_SHAPED or s.p2p_overlap or not can.overlaps_interleaving,
+            f"{name} interleaves stages only with p2p_overlap",
+        ),
+        (
+            s.num_micro_batches >= least,
+            f"{name} needs {least} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
+        ),
+        (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
+        *overlap_rules(framework, s, s.tp > 1, s.zero > 0),
+        (
+            not s.micro_batch_group or (s.vpp > 1 and s.schedule in ONE_F_ONE_B),
+            f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
+        ),
+        (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
+    )

@@ -89,3 +89,36 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
         ("moe" not in modules or "moe_router" not in run.modules_graphed, "CUDA graphs of moe_router exclude recomputing moe"),
     )
     return first_broken(rules)
+
+
+def state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of how states are sharded and what is recomputed."""
+    can, name, replicas = framework.can_run, framework.name, s.cp * s.dp
+    wrong = recompute_broken(framework, s, s.recompute)
+    return (
+        (
+            s.tp_mode == "isp" or not s.zero or bool(shards_run(can, s.zero_shard_size, s.cp, replicas)),
+            f"{name} does not shard states over {s.zero_shard_size} of {replicas} ranks",
+        ),
+        (
+            bool(casts_run(can, s.tp, s.cp, s.pp, s.dp)),
+            f"{name} runs in fp32 where FSDP shards nothing (dp and cp 1) beside tp {s.tp}, pp {s.pp}: give it dp or cp ranks",
+        ),
+        (
+            s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp, s.ep)),
+            f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp}, pp {s.pp} and ep {s.ep}'}",
+        ),
+        (s.zero < 3 or s.tp_mode != "isp", "ZeRO-3 and tp_mode isp would shard the same weights twice"),
+        (
+            not s.zero
+            or s.tp_mode == "isp"
+            or s.ep * s.etp == 1
+            or bool(expert_shards_run(can, s.zero_shard_size, replicas, s.edp)),
+            f"{name} shards over {s.zero_shard_size} of {replicas} ranks; {s.edp} copies of the experts do not divide alike",
+        ),
+        (
+            s.recompute != "full" or partial_runs(can, s.recompute_layers),
+            f"{name} recomputes all layers or none, not {s.recompute_layers} of a stage",
+        ),
+        (not wrong, wrong),
+    )
