@@ -19,6 +19,7 @@ from solver.options.inputs import Inputs, load_inputs, named_config
 from solver.options.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
 from solver.options.machines import MACHINES, check_machine, machine_options
 from solver.options.terminal_run import progress_bar
+from solver.report.goodput import check_host_link
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
 from solver.report.pictures import save_figure
@@ -188,6 +189,8 @@ def _sequences(args: argparse.Namespace, inputs: Inputs, world: int = 1) -> tupl
 def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> tuple[Sequence[Training], str]:
     """Return the trainings on one machine, and why there are none, or none on some number of GPUs."""
     problem, device = inputs.problem, inputs.problem.cost.device
+    if args.async_checkpoints:
+        check_host_link(problem.cluster.host_link)
     stated = load_cluster(args.cluster) if args.cluster else {}
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
 

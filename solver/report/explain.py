@@ -19,7 +19,15 @@ from solver.layers.program import (
     ONCE_PER_STEP,
     Op,
 )
-from solver.report.uncertainty import attention_std, difference_std, network_std, spread_of, system_std
+from solver.report.uncertainty import (
+    LAUNCH_STD,
+    STRAGGLER_STD,
+    attention_std,
+    difference_std,
+    network_std,
+    spread_of,
+    system_std,
+)
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
@@ -155,13 +163,15 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)
         if rest > 1e-9 * parts[name]:
-            why, std = ("checks", CHECK_STD) if solutions.problem.checks_collectives else ("launches", 0.5)
+            why, std = ("checks", CHECK_STD) if solutions.problem.checks_collectives else ("launches", LAUNCH_STD)
             lines.append(Line(f"waiting for the host's {why}", "host", name, "host", rest, std, Basis.ROOFLINE))
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
     late = parts["offload_exposed"]
     lines.append(Line("activations to and from the host", "host", "offload_exposed", "host", late, HOST_STD, Basis.ROOFLINE))
     late = parts["stragglers"]
-    lines.append(Line("waiting for the slowest rank", ONCE_PER_STEP, "stragglers", "stragglers", late, 0.5, Basis.INTERPOLATED))
+    lines.append(
+        Line("waiting for the slowest rank", ONCE_PER_STEP, "stragglers", "stragglers", late, STRAGGLER_STD, Basis.INTERPOLATED)
+    )
     used = tuple(line for line in lines if line.seconds != 0.0)
     layout = solutions.layouts.strategy(index, solutions.problem.run)
     seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.learned

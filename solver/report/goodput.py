@@ -88,6 +88,14 @@ class Goodput:
         return math.sqrt(failures * self.second_moment) / DAY
 
 
+def check_host_link(host_link: float) -> None:
+    """Raise InputError where the link [bytes/s] over which checkpoints beside the training leave a GPU is not known (0)."""
+    if not host_link:
+        raise InputError(
+            "checkpoints beside the training are copied to the host first: state host_link_gb_s in the cluster file"
+        )
+
+
 def checkpoints(
     size: float, gpus: int, per_node: int, *, storage: float, node: float = math.inf, host_link: float = 0.0,
     asynchronous: bool = False, one_writer: bool = False, interval: float | None = None,
@@ -102,10 +110,7 @@ def checkpoints(
     write = size / min(storage, node * nodes)
     if not asynchronous:
         return Checkpoints(write, write, interval)
-    if not host_link:
-        raise InputError(
-            "checkpoints beside the training are copied to the host first: state host_link_gb_s in the cluster file"
-        )
+    check_host_link(host_link)
     return Checkpoints(size / gpus / host_link, write, interval)
 
 

@@ -33,6 +33,8 @@ LONG_FROM = 16_384  #: tokens
 #: framework showed it.
 SPREAD_TENSOR_GROUP, SPREAD_AS_SHOWN = 0.35, 0.15
 BLOCKING = 0.10  #: launches that wait for each other
+LAUNCH_STD = 0.5  #: of the time for which the device waits for launches (judged)
+STRAGGLER_STD = 0.5  #: of the time that a step waits for its slowest rank (judged)
 DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 

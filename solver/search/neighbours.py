@@ -85,7 +85,8 @@ def neighbours(problem: Problem, layout: Strategy) -> Neighbourhood:
 
 
 def _columns(layouts: Layouts) -> Columns:
-    """Return every axis as an array over the layouts; recompute is the level plus the share of a stage's layers."""
+    """Return every axis as an array over the layouts; level and covered are the level of
+    recomputation and the layers of a stage that it is of."""
     splits = layouts.splits
     found = {name: getattr(splits, name)[layouts.row] for name in vars(splits)}
     layers = np.where(layouts.recompute_layers < 0, np.inf, layouts.recompute_layers)

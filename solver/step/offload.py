@@ -1,4 +1,4 @@
-"""What lives on the host: a share of the optimizer's moments, and the saved activations of some layers.
+"""What lives on the host: a share of the optimizer's moments, gradients, and saved activations.
 
 Both cross the host's link (PCIe or NVLink-C2C), whose bandwidth the cluster states. Sources: Ren et al. 2021 (ZeRO-Offload,
 arXiv 2101.06840); Megatron-Core's HybridDeviceOptimizer and Transformer Engine's cpu_offload.py, as read.
