@@ -221,10 +221,10 @@ MAMBA_ARGUMENTS = {
 MAMBA_FIXED = {"mamba_conv_kernel_dim": 4, "mamba_chunk_size": 128}
 #: Flags of patterns of layers: a number, or a list expression.
 FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq", "linear-attention-freq")
-#: Flag -> its newer name.
+#: Flag -> its other name, under which it is read.
 RENAMED = {
     "use-custom-fsdp": "use-megatron-fsdp", "use-nccl-ub": "nccl-ub", "encoder-seq-length": "seq-length",
-    "encoder-num-layers": "num-layers",
+    "encoder-num-layers": "num-layers", "hybrid-layer-pattern": "hybrid-override-pattern",
 }  # fmt: skip
 #: flag -> (key of the run, default).
 OF_THE_RUN = {

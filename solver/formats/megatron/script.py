@@ -24,6 +24,7 @@ from solver.formats.megatron.run import run_of_arguments
 
 PROGRAM = "pretrain_gpt.py"
 HYBRID_PROGRAM = "pretrain_mamba.py"  #: of models whose layers are one block each
+_PATTERNS = ("--hybrid-override-pattern", "--hybrid-layer-pattern")  #: of such models, by release
 
 
 #: Arguments among those that are not read that take several values.
@@ -85,8 +86,8 @@ def read_script(source: Source) -> FileRun:
             raise InputError(
                 f"{path}: {name} takes no value in Megatron-LM, but {value} stands behind it; leave it out, or both"
             )
-    if hybrid != ("--hybrid-override-pattern" in flags):
-        need = f"{HYBRID_PROGRAM} and --hybrid-override-pattern belong together"
+    if hybrid == flags.keys().isdisjoint(_PATTERNS):
+        need = f"{HYBRID_PROGRAM} and {' or '.join(_PATTERNS)} belong together"
         raise InputError(f"{path}: {need}; {program} runs {'without it' if hybrid else 'with it'}")
     if source.vocab_size:
         flags.setdefault("--vocab-size", source.vocab_size)

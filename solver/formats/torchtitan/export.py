@@ -18,14 +18,17 @@ from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import Strategy
 
 Tables = dict[str, dict[str, Any]]
+#: Models of torchtitan of which no flavor can be described in a config.json.
+_ONLY_ITS_OWN = ("gpt_oss", "deepseek_v3")
 
 
 def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text: NAME.toml, and the model where torchtitan has no flavor of it. Raises InputError."""
     release = next(r for r in RELEASES if r.framework == framework_of(run.framework).name)
-    # flavors whose attention is the one that is estimated
-    plain = (pair for pair in release.flavors if pair[0] == "gpt_oss" or not attention_kernels(*pair))
-    flavor = next((pair for pair in plain if _same(model, release.flavors[pair], pair[1])), None)
+    same = [pair for pair in release.flavors if _same(model, release.flavors[pair], pair[1])]
+    # those whose attention is the one that is estimated; users add other flavors, but no other gpt_oss or DeepSeek
+    plain = [pair for pair in same if pair[0] in _ONLY_ITS_OWN or not attention_kernels(*pair)]
+    flavor = next(iter(sorted(plain, key=lambda pair: bool(attention_kernels(*pair)))), None)
     tables: Tables = {"job": {"description": f"{model.name} on {run.world_size} GPUs"}}
     tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model, release), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
@@ -35,6 +38,8 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
         f"{model.name} on {run.world_size} GPUs, for {release.version}.",
         f"On each of {nodes} nodes, with your data: NGPU={each} CONFIG_FILE={name}.toml ./run_train.sh",
     ]
+    if flavor and (own := attention_kernels(*flavor)):
+        comments.append(f"This flavor's attention is {own}, which the estimate leaves out.")
     if flavor:
         return {f"{name}.toml": write_toml(tables, comments)}
     comments.append(

@@ -433,3 +433,20 @@ def test_a_file_is_of_the_newest_release_that_knows_its_keys(tmp_path: Path, tex
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert load_run_config(path, 32).layout["framework"] == framework
+
+
+def test_deepseek_v3_is_written_with_its_own_flavor(tmp_path: Path) -> None:
+    """Without multi-token prediction, which torchtitan has not; its attention is FlexAttention's, which the file says."""
+    model = model_of("deepseek_v3").replace(num_nextn_predict_layers=0)
+    run = Strategy(
+        world_size=512, dp=512, ep=8, seq_len=4096, zero=3, zero_shard_size=256, micro_batch_size=4, recompute="full",
+        grad_dtype="fp32", moe_permute_fusion=False, framework="torchtitan-2026-02",
+    )  # fmt: skip
+    (text,) = exported(tmp_path / "run.toml", model, run, 8).values()
+    assert 'flavor = "671B"' in text and "attention is FlexAttention's, which the estimate leaves out" in text
+    (tmp_path / "run.toml").write_text(text)
+    read = load_run_config(tmp_path / "run.toml")
+    assert read.model.replace(name=model.name) == model
+    assert {key: read.layout[key] for key in ("dp", "ep", "zero", "zero_shard_size", "micro_batch_size", "recompute")} == {
+        "dp": 512, "ep": 8, "zero": 3, "zero_shard_size": 256, "micro_batch_size": 4, "recompute": "full",
+    }  # fmt: skip
