@@ -24,8 +24,8 @@ LAYOUT_STD = 0.028
 SLOWER = 0.1
 # Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
 # a framework (Framework.uncertainty) stands for both; these come on top.
-#: The host's wait for counted tokens, and routing as it was: the root mean square of the mean errors of the published runs with
-#: experts, by collection and device, is 6.4%; the more for collections whose runs differ by more than their mean is off.
+#: The host's wait for counted tokens, and routing as it was. The mean errors of the published runs with experts, by collection
+#: and device, have a root mean square of 6.4%; more, because the runs of some collections differ by more than that.
 EXPERTS = 0.10
 LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are extrapolated
 LONG_FROM = 16_384  #: tokens

@@ -21,6 +21,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
+from solver.spec.multi_token import as_trained
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
@@ -171,14 +172,6 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     rates = {name: rate for name, rate in rates.items() if rate}
     cost = replace(cost, host_rates=rates, leaf_switches=cluster.leaf_switches(run.world_size))
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
-
-
-def as_trained(model: ModelSpec, framework: Framework) -> ModelSpec:
-    """Return a model as the framework trains it: without modules of multi-token prediction where it has none, as torchtitan's
-    and NeMo Automodel's DeepSeek-V3 and transformers, which do not load them."""
-    if framework.can_run.multi_token_prediction or not model.num_nextn_predict_layers:
-        return model
-    return model.replace(num_nextn_predict_layers=0)
 
 
 def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:

@@ -14,6 +14,7 @@ from solver.formats.model_file import ASSUMED_VOCAB
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.model_from_keys import model_from_keys, unknown_keys
+from solver.spec.multi_token import as_trained
 
 _OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
 #: Names of models of which most layers are no attention.
@@ -53,8 +54,8 @@ def model_of_case(config: dict[str, Any], framework: Framework, assumptions: lis
         found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
         assumptions.append("bias: of all linears")
     found = with_facts(found, config, framework.family, assumptions)
-    if found.num_nextn_predict_layers and not framework.can_run.multi_token_prediction:
-        found = found.replace(num_nextn_predict_layers=0)
+    if (trained := as_trained(found, framework)) != found:
+        found = trained
         assumptions.append(f"num_nextn_predict_layers: 0 ({framework.name} has no multi-token prediction)")
     if re.search(_HYBRIDS, found.name.lower()) and not (found.linear_num_value_heads or found.mamba_num_heads):
         raise InputError(

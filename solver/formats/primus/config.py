@@ -56,9 +56,8 @@ def read_primus(sections: Section, source: Source) -> FileRun:
     flags = model_arguments(model, Strategy(world_size=1, seq_len=1)) if model else {}
     flags = {flag: value for flag, value in flags.items() if flag != "tokenizer-type" or "vocab_size" not in given}
     if model and model.has_latent_attention:
-        flags["kv-channels"] = (
-            model.v_head_dim
-        )  # of the heads where multi_latent_attention is turned off (deepseek_v3.yaml: 128)
+        # of the heads where multi_latent_attention is turned off: as wide as a value (deepseek_v3.yaml: 128)
+        flags["kv-channels"] = model.v_head_dim
     flags, schedule = _with(flags, {**values, **given}), _schedule(given, source)
     if "vpp" in schedule:  # chunks of a V-shaped schedule obey no rule of interleaving; counts of layers are those of a chunk
         flags.pop("num-virtual-stages-per-pipeline-rank", None)

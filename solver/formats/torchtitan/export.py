@@ -28,7 +28,7 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     same = [pair for pair in release.flavors if _same(model, release.flavors[pair], pair[1])]
     # those whose attention is the one that is estimated; users add other flavors, but no other gpt_oss or DeepSeek
     plain = [pair for pair in same if pair[0] in _ONLY_ITS_OWN or not attention_kernels(*pair)]
-    flavor = next(iter(sorted(plain, key=lambda pair: bool(attention_kernels(*pair)))), None)
+    flavor = min(plain, key=lambda pair: bool(attention_kernels(*pair)), default=None)
     tables: Tables = {"job": {"description": f"{model.name} on {run.world_size} GPUs"}}
     tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model, release), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
