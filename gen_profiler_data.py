@@ -27,7 +27,7 @@ from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
 from solver.formats.config_file import load_cluster, load_run_config
 from solver.spec.cluster import cluster_of
-from solver.spec.strategy import DEFAULT_SEQ_LEN
+from solver.spec.run import DEFAULT_SEQ_LEN
 
 
 def parser() -> argparse.ArgumentParser:

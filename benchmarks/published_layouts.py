@@ -51,7 +51,7 @@ class Run:
         dp = self.world // ranks
         replicas = dp * self.layout.get("cp", 1)
         stated = {**self.layout, "dp": dp, "zero": 1, "zero_shard_size": replicas, "num_micro_batches": self.sequences // dp}
-        theirs = estimate(own, [own.run.replace(**stated)])
+        theirs = estimate(own, [own.layout(**stated)])
         best = search(load_problem(config, self.world, profile=self.profile, **self.constants), self.sequences, 1, jobs=2).best
         return [
             [self.title, f"theirs: {_cell(theirs)}", self.published, *_figures(theirs, speed)],

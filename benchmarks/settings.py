@@ -10,18 +10,28 @@ from pathlib import Path
 from accuracy_tables import table
 
 from profiler.files import write_text
-from solver.search.fixed import AXES
-from solver.spec.choices import CHOICES, OPTIONAL_SWITCHES, SWITCHES
+from solver.spec.choices import CHOICES
 from solver.spec.frameworks import FRAMEWORKS
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
+from solver.spec.strategy import AXES, Strategy
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 _FIELD = re.compile(r"    (\w+): (.+?)(?: = (.+?))?(?:  #: (.+))?$")
 _HEAD = """# The settings of a run
 
-Written by `python benchmarks/settings.py` from `solver/spec/strategy.py`. A search varies the *axes* (`--fix` fixes them,
-`--search` frees them); the others are constants of a run: `--set NAME=VALUE`, `--also NAME` for a search with each of its
-values, `layout` of a config, `run` of a [case](cases.md). A key that changes nothing in a run is refused.
+Written by `python benchmarks/settings.py` from `solver/spec/strategy.py` and `solver/spec/run.py`. All of them may stand under
+`layout` of a config and `run` of a [case](cases.md). A key that changes nothing in a run is refused.
+
+"""
+_AXES = """## Axes of a layout
+
+A search varies them; `--fix NAME=VALUE` fixes them, `--search NAME` frees them.
+
+"""
+_CONSTANTS = """
+## Constants of a run
+
+All layouts of a search have them: `--set NAME=VALUE`, or `--also NAME` for a search with each of its values.
 
 """
 _FRAMEWORKS = """
@@ -34,9 +44,9 @@ do in addition (`best_practice` in `solver/spec/frameworks`).
 
 
 def remarks() -> Iterator[tuple[str, str, str]]:
-    """Yield (field, default, meaning) of Strategy in its order."""
+    """Yield (field, default, meaning) of a layout and of its run, in their order."""
     above: list[str] = []
-    for line in inspect.getsource(Strategy).splitlines():
+    for line in (*inspect.getsource(Strategy).splitlines(), *inspect.getsource(Run).splitlines()):
         if line.startswith("    #: "):
             above.append(line.removeprefix("    #: "))
         elif (found := _FIELD.match(line)) and found[1] in Strategy.__dataclass_fields__:
@@ -48,9 +58,9 @@ def values(name: str) -> str:
     """Return what a field may be, in words."""
     if name in CHOICES:
         return ", ".join(f"`{choice}`" for choice in CHOICES[name])
-    if name in SWITCHES or name in OPTIONAL_SWITCHES:
-        return "`true`, `false`" + ", absent" * (name in OPTIONAL_SWITCHES)
-    return {"int": "a whole number", "float": "a number", "str": "a text"}[str(Strategy.__dataclass_fields__[name].type)]
+    switch, absent = "`true`, `false`", ", absent"
+    words = {"int": "a whole number", "float": "a number", "str": "a text", "bool": switch, "bool | None": switch + absent}
+    return words[str(Strategy.__dataclass_fields__[name].type)]
 
 
 def _shown(default: str) -> str:
@@ -60,17 +70,24 @@ def _shown(default: str) -> str:
 
 def page() -> str:
     """Return the page."""
-    rows = [
-        [f"`{name}`", values(name), _shown(default), "axis" if name in AXES else "", meaning.replace("|", "\\|")]
-        for name, default, meaning in remarks()
-    ]
+    of_axes, of_run = (
+        table(
+            ["setting", "values", "default", "what it is"],
+            [
+                [f"`{name}`", values(name), _shown(default), meaning.replace("|", "\\|")]
+                for name, default, meaning in remarks()
+                if (name in AXES) == axes
+            ],
+            range(4),
+        )
+        for axes in (True, False)
+    )
     plain = {name: default for name, default, _ in remarks()}
     defaults = []
     for framework in FRAMEWORKS:
         other = [f"{key} {str(value).lower()}" for key, value in sorted(framework.flags.items()) if str(value) != plain[key]]
         defaults.append([f"`{framework.name}`", ", ".join(other)])
-    head = ["setting", "values", "default", "", "what it is"]
-    return _HEAD + table(head, rows, range(5)) + _FRAMEWORKS + table(["framework", "its defaults"], defaults, (0, 1))
+    return _HEAD + _AXES + of_axes + _CONSTANTS + of_run + _FRAMEWORKS + table(["framework", "its defaults"], defaults, (0, 1))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Job:
         }
         batch = chosen.pop("batch")
         chosen["num_micro_batches"] = batch // (chosen["dp"] * chosen.get("micro_batch_size", 1))
-        return estimate(problem, [problem.run.replace(**chosen)])
+        return estimate(problem, [problem.layout(**chosen)])
 
 
 LLAMA = Job("llama3_70b", 32, {"tp": 4, "pp": 4, "vpp": 5, "tp_mode": "msp", "batch": 32},

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from profiler.profile.profiles import PROF_DATA, profile_of
 from profiler.profile.profiles import as_device as rescaled
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
-from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
 from solver.spec.bounds import number, whole_number
 from solver.spec.cluster import Cluster, cluster_of
@@ -31,8 +30,9 @@ from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.idle import idle_settings
 from solver.spec.model_attention import attention_of
+from solver.spec.run import DEFAULT_SEQ_LEN, Run, run_from
 from solver.spec.soft_caps import without_soft_caps
-from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, replicas, strategy_from
+from solver.spec.strategy import AXES, CONSTANTS, Strategy, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
@@ -41,7 +41,6 @@ from solver.step.timed_attention import with_timed_attention
 #: Cache of the fits; deleting the folder makes the next start some seconds slower and changes nothing else.
 CACHE = PROF_DATA / ".cache"
 DEFAULT_FRAMEWORK = "megatron-core"  #: of configs that state none; those of InternEvo are run by InternEvo
-_AXES = (*AXES, "world_size", "seq_len")
 
 
 def load_problem(
@@ -78,22 +77,22 @@ def load_problem(
         described |= _nodes_of_launch(run_config, found.device)
     cost, place = machine(found, described, world_size)
     place = _limited(place, memory_limit_gib)
-    given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
+    given = {key: value for key, value in run_config.layout.items() if key not in AXES}
     own = str(given.get("framework", DEFAULT_FRAMEWORK))
     framework = release_for_search(str(constants.get("framework") or own))
     given = {key: value for key, value in given.items() if key not in of_another_framework(run_config, framework)}
     chosen = known_framework(framework)
-    precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
+    precision = {"precision": Run.precision, **chosen.flags, **given, **constants}["precision"]
     for key, why in idle_settings(constants, model, str(precision), chosen).items():
         raise InputError(f"{key} changes nothing{why}; leave it out")
     flags = {**chosen.flags_of(precision), **chosen.best_practice, **attention_of(chosen, model)}
-    defaults = {key: value for key, value in flags.items() if key not in _AXES}
+    defaults = {key: value for key, value in flags.items() if key not in AXES}
     stated = whole_number("seq_len", seq_len) if seq_len is not None else run_config.seq_len
     length = stated or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)
     if seq_len is not None and model.position == "rope" and 0 < model.max_position_embeddings < length:
         model = model.replace(max_position_embeddings=length)  # asked for, so trained for
-    values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
-    run = strategy_from({**values, "seq_len": length}, run_config.name)
+    values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size}
+    run = run_from({**values, "seq_len": length}, run_config.name)
     return problem_of(model, run, place, cost)
 
 
@@ -123,7 +122,8 @@ def of_another_framework(config: RunConfig, framework: str) -> dict[str, Any]:
     own = str(config.layout.get("framework", DEFAULT_FRAMEWORK))
     if known_framework(release_for_search(framework)) is known_framework(release_for_search(own)):
         return {}
-    return {key: value for key, value in config.layout.items() if key not in (*_AXES, "precision", "attention")}
+    kept = (*AXES, "world_size", "seq_len", "precision", "attention")
+    return {key: value for key, value in config.layout.items() if key not in kept}
 
 
 def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:
@@ -195,8 +195,7 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
     if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
         given["zero_shard_size"] = _replicas({**given, "dp": dp}) if given.get("zero", Strategy.zero) else 1
     try:
-        by_stage = problem.run.recompute_stage_layers  # a constant, which another recomputation would reset
-        strategy = problem.run.replace(**{**given, "dp": dp}, recompute_stage_layers=by_stage)
+        strategy = problem.layout(**{**given, "dp": dp})
         check_layout(problem.model, problem.cluster, strategy)
     except InputError as error:
         raise InputError(f"{config.name}: {error}") from None
@@ -218,8 +217,8 @@ def configured_batch(problem: Problem, config: RunConfig) -> int | None:
 
 def _sizes(problem: Problem, config: RunConfig) -> dict[str, Any]:
     """Return the axes that the config states, over those that its framework has where nothing is said."""
-    own = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
-    return {key: value for key, value in problem.framework.flags.items() if key in _AXES} | own
+    own = {key: value for key, value in config.layout.items() if key in AXES}
+    return {key: value for key, value in problem.framework.flags.items() if key in AXES} | own
 
 
 def _model_ranks(sizes: Mapping[str, Any]) -> int:
@@ -282,9 +281,9 @@ def estimate(problem: Problem, strategies: list[Strategy]) -> Solutions:
     return estimate_layouts(problem, Layouts.of(strategies))
 
 
-def _same_constants(run: Strategy, strategy: Strategy) -> None:
+def _same_constants(run: Run, strategy: Strategy) -> None:
     """Raise InputError where a layout states a constant that the problem, which is estimated, has otherwise."""
-    for name in (field.name for field in fields(Strategy) if field.name not in _AXES):
+    for name in CONSTANTS:
         if name == "recompute_modules" and strategy.recompute != "selective":
             continue
         if name == "recompute_group" and not strategy.recomputes_all:

@@ -91,7 +91,7 @@ def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
     unit, refused = lcm(_GRAIN, 2 * ranks), list[str]()
 
     def with_length(count: int) -> Tried | None:
-        longer = replace(problem, run=problem.run.replace(seq_len=count * unit))
+        longer = problem.with_run(seq_len=count * unit)
         return next(_tried([(count * unit, longer, layout.replace(seq_len=count * unit))], refused), None)
 
     tried: dict[int, Tried | None] = {}

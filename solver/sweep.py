@@ -22,9 +22,10 @@ from solver.options.journal import inputs_of, new_inputs, read_journal
 from solver.options.machines import machine_options
 from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.output import LAYOUT_AXES, layout_dict
+from solver.report.output import layout_dict
 from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
+from solver.spec.strategy import AXES
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ Row = dict[str, Any]
 #: Columns of a problem whose search found a layout; where none is, ``reason`` says why.
 _FOUND = (
     "tgs", "step_s", "interval_low_s", "interval_high_s", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict",
-    "kernels", "layouts_priced", "layout", *LAYOUT_AXES,
+    "kernels", "layouts_priced", "layout", *AXES,
 )  # fmt: skip
 COLUMNS = (*(field.name for field in fields(Point)), *_FOUND, "reason")
 

@@ -21,7 +21,8 @@ from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import attention_linears, mlp_linears
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
+from solver.spec.strategy import Strategy, layout_of
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
@@ -89,16 +90,16 @@ def toy_cost(**changes: Any) -> CostModel:
     return CostModel(**given | fits | changes)
 
 
-def run_of(world_size: int, seq_len: int = 4096, **constants: Any) -> Strategy:
-    """Return a strategy with the constants of a run; layouts vary the other fields."""
-    return Strategy(world_size=world_size, dp=world_size, seq_len=seq_len, **constants)
+def toy_layout(world_size: int, seq_len: int = 4096, **choices: Any) -> Strategy:
+    """Return a layout with these axes and constants, whose dp fills the world."""
+    return layout_of(Run(world_size=world_size, seq_len=seq_len), **choices)
 
 
 def make_problem(
     model: ModelSpec, world_size: int, cost: CostModel, seq_len: int = 4096, cluster: Cluster | None = None, **constants: Any
 ) -> Problem:
     """Return a problem on ``cluster`` (None: the default cluster of the cost model's device)."""
-    return problem_of(model, run_of(world_size, seq_len, **constants), cluster or cluster_of(cost.device), cost)
+    return problem_of(model, Run(world_size=world_size, seq_len=seq_len, **constants), cluster or cluster_of(cost.device), cost)
 
 
 def layer_keys(
@@ -153,7 +154,7 @@ def tiny(
 ) -> Solutions:
     """Estimate one layout of TINY under a framework, with sequences of 32 tokens."""
     problem = make_problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
-    return estimated(problem, [problem.run.replace(**layout)])
+    return estimated(problem, [problem.layout(**layout)])
 
 
 def part(solutions: Solutions, name: str) -> np.ndarray:

@@ -17,9 +17,9 @@ from solver.options.batch import batch_or_default
 from solver.options.inputs import Inputs, load_inputs, named_config
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
 from solver.report.output import write_json
-from solver.search.fixed import AXES, check_fixed, parse_constants, parse_pairs
+from solver.search.fixed import check_fixed, parse_constants, parse_pairs
 from solver.spec.bounds import whole_number
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import AXES, Strategy
 
 #: What a side may name apart from axes of a layout and constants of a run: word -> option.
 _OPTIONS = {

@@ -16,7 +16,7 @@ from solver.options.inputs import load_inputs
 from solver.report.describe import describe, describe_strategy
 from solver.report.output import layout_dict, write_json
 from solver.report.words import token_rate
-from solver.search.fixed import AXES
+from solver.spec.strategy import AXES
 
 
 def add_fit_arguments(p: argparse.ArgumentParser) -> None:

@@ -26,14 +26,14 @@ from solver.report.output import (
 from solver.report.pictures import save_figure, stages_figure
 from solver.report.terminal import balance_text, show_health, show_single
 from solver.search.balance import balanced
-from solver.search.fixed import AXES
+from solver.spec.strategy import AXES
 
 
 def predict(args: argparse.Namespace, console: Console) -> None:
     """Predict the layout of the config, or every layout; print the report and write the files that were requested."""
     inputs = load_inputs(args)
     if args.export:
-        check_export(args.export, inputs.problem.run)
+        check_export(args.export, inputs.problem.run.framework)
     if args.run_all_solu:
         search_all(args, inputs, console)
     else:

@@ -135,7 +135,7 @@ def _with_overlap(result: SearchResult, sequences: int) -> str:
     offered = problem.framework.can_run.tp_comm_overlap and not problem.run.tp_comm_overlap and not problem.chunks
     if not offered or result.seconds > _QUICK or result.fixed.get("tp") == 1 or result.max_sizes.get("tp") == 1:
         return ""
-    overlapped = replace(problem, run=problem.run.replace(tp_comm_overlap=True))
+    overlapped = problem.with_run(tp_comm_overlap=True)
     try:
         best = search(overlapped, sequences, 1, fixed=result.fixed, max_sizes=result.max_sizes).best
     except InputError:

@@ -25,7 +25,8 @@ from solver.report.words import gibibytes, seconds, token_rate
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
 from solver.spec.frameworks import known_framework
-from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy
+from solver.spec.run import DEFAULT_SEQ_LEN
+from solver.spec.strategy import Strategy
 from solver.step.memory import FITS
 from solver.sweep import COLUMNS, Options, Point, Row, points, sweep
 

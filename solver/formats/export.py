@@ -115,9 +115,9 @@ def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int
     return list(files)
 
 
-def check_export(path: Path, run: Strategy) -> None:
-    """Raise InputError where a layout of the run's framework is written as no such file."""
-    _kind(path, run)
+def check_export(path: Path, framework: str) -> None:
+    """Raise InputError where a layout of a framework is written as no such file."""
+    _kind(path, framework)
 
 
 def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> dict[str, str]:
@@ -126,7 +126,7 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     Raises InputError for a framework that has no such kind of file, for what the kind cannot express, where what it would mean
     to a reader is another layout, and for what the framework does not run.
     """
-    kind = _kind(path, run)
+    kind = _kind(path, run.framework)
     note = not_held(path, model, run)
     model = model.replace(sliding_window=0) if _leaves_window_out(kind, model, run) else model
     texts = kind.write(model, run, gpus_per_node, path.stem)
@@ -141,7 +141,7 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
 
 def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
     """Return what of the model the files do not hold, since no time of this run depends on it, in a sentence each; or ""."""
-    kind = _kind(path, run)
+    kind = _kind(path, run.framework)
     others = left_out(model, kind.carried(model))
     said = [f"{model.name}'s config.json also says {others}: add it before you train"] if others else []
     if what := unstated(model):
@@ -183,8 +183,8 @@ def launch_file(model: ModelSpec, run: Strategy, gpus_per_node: int) -> tuple[st
     return next(iter(files.items()))
 
 
-def _kind(path: Path, run: Strategy) -> Kind:
-    framework = known_framework(run.framework).name
+def _kind(path: Path, stated: str) -> Kind:
+    framework = known_framework(stated).name
     own = [kind for kind in KINDS if framework in kind.frameworks]
     found = next((kind for kind in own if kind.ending == path.suffix), None)
     if found:
@@ -192,4 +192,4 @@ def _kind(path: Path, run: Strategy) -> Kind:
     if own:
         raise InputError(f"--export {path}: a layout of {framework} is written as {' or '.join(k.ending for k in own)}")
     others = "; ".join(f"{kind.ending} for {', '.join(kind.frameworks)}" for kind in KINDS)
-    raise InputError(f"the layout is {run.framework}'s, for which no file is written; written are {others} (--framework)")
+    raise InputError(f"the layout is {stated}'s, for which no file is written; written are {others} (--framework)")

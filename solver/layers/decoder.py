@@ -35,10 +35,10 @@ from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import norms_of
 from solver.spec.precision import GRAD_BYTES
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
-def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> LayerProgram:
+def layer_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, kind: LayerKind = PLAIN) -> LayerProgram:
     """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order.
 
     Models with one norm per layer feed it to attention and MLP; those with four also norm what these return. A layer may be one
@@ -107,7 +107,7 @@ def _copies(shapes: Shapes) -> tuple[int, int]:
     return 1 if kernels.fused_qkv else 3, 1 if kernels.fused_gate_up else shapes.model.up_matrices
 
 
-def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+def embedding_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster) -> LayerProgram:
     """Return the program of the token (and learned position) lookup; the table is split over the tensor group."""
     shapes = Shapes.of(keys, model, run, cluster)
     elements = shapes.tokens * model.hidden_size

@@ -16,7 +16,7 @@ from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32, HALF
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 #: Bytes per logit of Megatron-Core's compiled functions, between which it all-reduces (core/fusions/fused_cross_entropy.py and
 #: tensor_parallel/cross_entropy.py). Forward: to fp32 with the maximum 6, less it in place 8, exponentials 8, their sum 4,
@@ -27,7 +27,7 @@ from solver.spec.strategy import Strategy
 NATIVE_LOSS_BYTES, NATIVE_LOSS_KERNELS = (34.0, 24.0), 3
 
 
-def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+def head_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster) -> LayerProgram:
     """Return the program of the head.
 
     The vocabulary is split by columns; the loss works on the sharded logits or, in some frameworks, on all-gathered logits.

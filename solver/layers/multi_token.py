@@ -19,12 +19,12 @@ from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 MODULE = "multi_token"
 
 
-def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, last_kind: LayerKind) -> LayerProgram:
+def last_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, last_kind: LayerKind) -> LayerProgram:
     """Return the program of what follows the layers: the head, and modules of multi-token prediction where a model has them."""
     head = head_program(keys, model, run, cluster)
     if not framework_of(run.framework).recomputation.includes_head:

@@ -16,7 +16,7 @@ from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
 from solver.spec.recipes import FP32, HALF, Recipe, delays_scales, recipe_name, recipe_of
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Shapes:
     """
 
     model: ModelSpec
-    run: Strategy
+    run: Run
     framework: Framework
     keys: LayerKeys
     groups: Groups
@@ -182,7 +182,7 @@ class Shapes:
         return self.framework.kernels.fused_rope or self.fused_elementwise
 
     @classmethod
-    def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:
+    def of(cls, keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:
         framework = framework_of(run.framework)
         isp, mtp = keys.is_mode(TpMode.ISP), keys.is_mode(TpMode.MTP)
         tokens = micro_batch_tokens(keys.micro_batch_size, run.seq_len, keys.cp)

@@ -10,10 +10,11 @@ from profiler.errors import InputError
 from profiler.files import check_name
 from profiler.profile.attention_times import TIMING_SECONDS
 from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
-from solver.search.fixed import AXES, LIMITED
+from solver.search.fixed import LIMITED
 from solver.search.variants import CONSTANT_AXES
 from solver.spec.bounds import number, whole_number
-from solver.spec.strategy import DEFAULT_SEQ_LEN
+from solver.spec.run import DEFAULT_SEQ_LEN
+from solver.spec.strategy import AXES
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128

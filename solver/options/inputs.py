@@ -69,9 +69,8 @@ class Inputs:
         if not own:
             return self
         note = f"{' and '.join(own)} of the config's own layout: left out, as a search divides layers itself"
-        run = run.replace(**dict.fromkeys(own, ""))
         config = replace(self.config, notes=(*self.config.notes, note))
-        return replace(self, config=config, problem=replace(self.problem, run=run))
+        return replace(self, config=config, problem=self.problem.with_run(**dict.fromkeys(own, "")))
 
     @property
     def plain(self) -> dict[str, Any]:

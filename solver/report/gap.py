@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from profiler.errors import InputError
@@ -11,7 +11,7 @@ from solver.report.explain import explain
 from solver.report.words import seconds
 from solver.spec.choices import TpMode
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import CONSTANTS, Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
@@ -131,11 +131,8 @@ def _changed(problem: Problem, layout: Strategy, changes: Mapping[str, Any]) -> 
         return None
     try:
         other = layout.replace(**changes)
-        run = {name: value for name, value in changes.items() if getattr(problem.run, name) != value}
-        varied = ("zero", "zero_shard_size", "tp_mode", "recompute", "recompute_layers")
-        constants = {name: value for name, value in run.items() if name not in varied}
-        constants["recompute_stage_layers"] = other.recompute_stage_layers
-        there = replace(problem, run=problem.run.replace(**constants))
+        constants = {name: value for name, value in changes.items() if name in CONSTANTS}
+        there = problem.with_run(**constants, recompute_stage_layers=other.recompute_stage_layers)
         check_layout(there.model, there.cluster, other)
         return estimate_layouts(there, Layouts.of([other]))
     except InputError:

@@ -25,7 +25,7 @@ from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, between, parameter_count, seconds, token_rate
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 from solver.step.memory import MEMORY_PARTS
 from solver.step.solutions import Solutions
 
@@ -177,13 +177,11 @@ def _sensitivities(decision: Decision) -> str:
 def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
     problem = rivals.problem
     layout = rivals.layouts.strategy(0, problem.run)
-    usual = {field.name: field.default for field in fields(Strategy)}
     constants = [
-        f"{name} {getattr(layout, name)}" for name in ("grad_dtype", "attention", "overlap_grad_reduce", "overlap_param_gather",
-        "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile", "cuda_graphs",
-        "cuda_graph_modules", "optimizer_offload_fraction", "offload_layers", "offload_modules")
-        if getattr(layout, name) != usual[name] or name in ("grad_dtype", "attention")
-    ]  # fmt: skip
+        f"{field.name} {getattr(layout, field.name)}"
+        for field in fields(Run)
+        if getattr(layout, field.name) != field.default or field.name in ("grad_dtype", "attention")
+    ]
     lines = [
         said, *notes.split("\n"), f"constants of the run: {', '.join(constants)}",
         *(f"standard deviation of {std:.0%} for {what}" for what, std in uncertainties(problem, layout).items()),

@@ -66,7 +66,7 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")
     for words, change in (*_flags(problem, layout), *_exchanges(problem, layout)):
-        yield words, replace(problem, run=problem.run.replace(**change)), layout.replace(**change)
+        yield words, problem.with_run(**change), layout.replace(**change)
 
 
 def _exchanges(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, Any]]]:

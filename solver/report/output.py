@@ -10,7 +10,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,17 @@ from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.balance import Balanced
-from solver.search.fixed import AXES
 from solver.search.search import SearchResult
 from solver.search.variants import Variant
 from solver.spec.model_size import parameters
 from solver.spec.pipeline_layout import layout_text
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import AXES, CONSTANTS, Strategy
 from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.time import TIME_PARTS
 
-#: Fields in which the layouts of one search differ.
-LAYOUT_AXES = (
-    "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
-    "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
-)  # fmt: skip
-_FIRST = ("world_size", *LAYOUT_AXES, "seq_len")  #: in every result; the constants of the run follow them
-LAYOUT_KEYS = (*_FIRST, *(field.name for field in fields(Strategy) if field.name not in _FIRST))
+LAYOUT_KEYS = ("world_size", *AXES, *(name for name in CONSTANTS if name != "world_size"))
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:
@@ -101,12 +93,11 @@ def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
     """Return the inputs: model, cluster, profile and the constants that all layouts share."""
     problem = solutions.problem
-    constants = (field.name for field in fields(Strategy) if field.name not in (*AXES, "world_size"))
     return {
         "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},
         "cluster": vars(problem.cluster),
         "profile": profile,
-        "run": {key: getattr(problem.run, key) for key in constants},
+        "run": {key: getattr(problem.run, key) for key in CONSTANTS if key != "world_size"},
         "sustained_scale": problem.cost.derating,
         "sustained_scale_of_attention": problem.cost.derating_of_attention,
         "command": shlex.join(sys.argv),

@@ -18,7 +18,6 @@ from profiler.profile.profile import GBIT
 from solver.formats.cases.reading import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std
-from solver.search.fixed import AXES
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.soft_caps import without_soft_caps
 from solver.spec.strategy import Strategy
@@ -106,9 +105,8 @@ def predict_cases(
         if case.skipped or case.model is None or case.strategy is None:
             out[place] = Prediction(case, case.skipped or "not expressible")
         else:
-            constants = _constants(case.strategy)
             cluster = tuple((key, case.cluster[key]) for key in FIGURES if key in case.cluster)
-            groups[case.hardware, cluster, case.model, constants].append((place, case))
+            groups[case.hardware, cluster, case.model, case.strategy.run].append((place, case))
     for (hardware, cluster, model, run), members in groups.items():
         if progress:
             progress(len(out), len(cases))
@@ -197,12 +195,6 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
 def _difference(layout: Strategy, other: Strategy) -> str:
     keys = ("recompute", "recompute_modules", "recompute_layers", "zero", "vpp")
     return ", ".join(f"{key} {getattr(layout, key)}" for key in keys if getattr(layout, key) != getattr(other, key))
-
-
-def _constants(strategy: Strategy) -> Strategy:
-    """Return the run without its layout: every axis of a search has its default, on one data-parallel group without ZeRO."""
-    plain = {name: getattr(Strategy, name) for name in AXES}
-    return strategy.replace(**plain | {"dp": strategy.world_size, "zero": 0})
 
 
 def timed(predictions: Sequence[Prediction]) -> list[Prediction]:

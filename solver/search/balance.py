@@ -97,10 +97,10 @@ def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterato
 def _assigned(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...], by_stage: bool = False) -> Solutions:
     """Return the estimate of the layout with these chunks. by_stage: each stage recomputes the fewest layers that it can."""
     text = layout_text(chunks, solutions.problem.model.num_nextn_predict_layers)
-    problem = replace(solutions.problem, run=solutions.problem.run.replace(pipeline_layout=text, recompute_stage_layers=""))
+    problem = solutions.problem.with_run(pipeline_layout=text, recompute_stage_layers="")
     if by_stage:
         fewest = fewest_recomputed(problem, layouts, solutions.table)
-        problem = replace(problem, run=problem.run.replace(recompute_stage_layers="+".join(map(str, fewest))))
+        problem = problem.with_run(recompute_stage_layers="+".join(map(str, fewest)))
     return estimate_layouts(problem, layouts, solutions.table)
 
 

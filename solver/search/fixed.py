@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ from profiler.errors import InputError, closest, printable, shown
 from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.choices import SCHEDULES, Recompute, TpMode, check_choice
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import AXES, CONSTANTS, Strategy
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
-_OF_SPLITS = (
-    "tp_mode", "schedule", "tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size",
-    "num_micro_batches", *Division._fields,
-)  # fmt: skip
-_OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
+_OF_LAYOUTS = ("zero", "recompute", "recompute_layers")  #: the other axes are of Splits
 _WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
 #: How a rank does its work: free where the config does not say, as a size that it does not state is 1.
 _SETTINGS = ("tp_mode", "micro_batch_size", "zero", "recompute", "recompute_layers")
-AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 
 def parse_fixed(text: str) -> dict[str, Any]:
@@ -59,7 +53,7 @@ def parse_constants(text: str) -> dict[str, Any]:
     Raises InputError for an axis of the search, and for what is no choice of a run.
     """
     found = parse_pairs("--set", text, "constant once, as in precision=fp8,moe_dispatcher=deepep")
-    constants = sorted({field.name for field in fields(Strategy)} - {*AXES, "world_size", "seq_len", "framework"})
+    constants = sorted({*CONSTANTS} - {"world_size", "seq_len", "framework"})
     for name in found:
         if name in AXES:
             raise InputError(
@@ -147,7 +141,7 @@ def check_max_sizes(max_sizes: Mapping[str, Any]) -> None:
 def agreeing(splits: Splits, fixed: Mapping[str, Any]) -> np.ndarray:
     """Return which splits agree with ``fixed`` in what is an axis of splits."""
     keep = np.ones(len(splits), dtype=bool)
-    for name in (name for name in fixed if name in _OF_SPLITS):
+    for name in (name for name in fixed if name not in _OF_LAYOUTS):
         keep &= (splits.mode if name == "tp_mode" else getattr(splits, name)) == _code(name, fixed[name])
     return keep
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _tried(result: SearchResult, layouts: list[Strategy], change: dict[str, Any]
     if also and result.fixed.get("recompute", "selective") != "selective":
         return None
     try:
-        other = replace(problem, run=problem.run.replace(**change))
+        other = problem.with_run(**change)
     except InputError:
         return None
     runs = [run for layout in layouts if (run := _changed(other, layout, change | also)) is not None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from profiler.errors import InputError
@@ -118,7 +117,7 @@ def _strings(result: SearchResult, fixed: Mapping[str, Any], top: int, jobs: int
         for vpp, text in layouts_of(problem, pp).items():
             if fixed.get("vpp", vpp) != vpp:
                 continue
-            laid_out = replace(problem, run=problem.run.replace(pipeline_layout=text))
+            laid_out = problem.with_run(pipeline_layout=text)
             with suppress(InputError):  # none of them fits
                 other = search(
                     laid_out, sequences, top, max_sizes=result.max_sizes, jobs=jobs, fixed={**fixed, "pp": pp, "vpp": vpp}

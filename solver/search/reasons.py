@@ -13,7 +13,8 @@ from solver.search.fixed import agreeing
 from solver.spec.can_run import CanRun
 from solver.spec.choices import V_SHAPED, TpMode
 from solver.spec.feasibility import check_rules
-from solver.spec.strategy import Strategy, replicas
+from solver.spec.run import Run
+from solver.spec.strategy import replicas
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
 
@@ -79,7 +80,7 @@ def _rule_broken(problem: Problem, fixed: Mapping[str, Any]) -> str:
 
 def _layout_broken(problem: Problem, values: Mapping[str, Any]) -> str:
     try:
-        check_rules(problem.model, problem.run.replace(**values))
+        check_rules(problem.model, problem.layout(**values))
     except InputError as error:
         return str(error)
     return ""
@@ -149,7 +150,7 @@ def _filled(problem: Problem, fixed: Mapping[str, Any], values: dict[str, Any]) 
         dp = 2  # of one rank all stages are alike
     dp = int(fixed.get("dp", dp))
     whole = int(replicas(found["tp_mode"] == "isp", tp, cp, dp, wp))
-    least = "none" if problem.run.recompute_modules == Strategy.recompute_modules else "selective"
+    least = "none" if problem.run.recompute_modules == Run.recompute_modules else "selective"
     plain = {
         "dp": dp, "world_size": tp * cp * pp * dp, "zero_shard_size": whole if found["zero"] else 1,
         "num_micro_batches": 2 * pp, "micro_batch_size": 1, "schedule": "1f1b" if vpp == 1 else "interleaved",

@@ -22,7 +22,7 @@ def fewest_recomputed(problem: Problem, one: Layouts, table: LayerTable) -> tupl
 
     problem: its run states the layers of the chunks, if they are not assigned evenly.
     """
-    plain = replace(problem, run=problem.run.replace(recompute_stage_layers=""))
+    plain = problem.with_run(recompute_stage_layers="")
     stages = stages_of(plain, one.splits, every=True)
     layers = stages.layers[:, 0].astype(np.int64)
     number = np.arange(layers.max() + 1)

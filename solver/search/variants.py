@@ -15,6 +15,7 @@ from solver.spec.choices import OFFLOAD_MODULES
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.rules.fp8_attention import fp8_attention_broken
 from solver.spec.rules.runs import check_run, modules_of, offload_broken
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 from solver.step.memory import FITS
 from solver.step.problem import Problem
@@ -210,7 +211,7 @@ def search_variants(
             progress(number, len(combined))
         run = problem.run.replace(**constants)
         also = dict(fixed or {})
-        other = constants.get("recompute_modules", Strategy.recompute_modules) != problem.run.recompute_modules
+        other = constants.get("recompute_modules", Run.recompute_modules) != problem.run.recompute_modules
         if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
             continue
         try:

@@ -15,11 +15,10 @@ from solver.formats.config_file import RunConfig
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.formats.simumax.model import model_of
 from solver.formats.simumax.strategy import layout_of
-from solver.search.fixed import AXES
 from solver.simumax.listed import with_listed
 from solver.simumax.system import profile_of
 from solver.spec.frameworks import release_for_search
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import AXES, Strategy
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 

@@ -65,21 +65,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
     "moe_routing": ("random", "consecutive"),
 }
-#: Keys that are true or false.
-SWITCHES = (
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_param_gather",
-    "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
-    "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion", "moe_shared_expert_overlap",
-    "moe_exchange_overlap",
-    "delay_wgrad_compute", "defer_embedding_wgrad_compute",
-    "moe_fused_experts", "fp8_param_gather", "fp8_attention", "launch_blocking", "cuda_graphs", "deterministic",
-    "offload_gradients", "expandable_segments",
-)  # fmt: skip
-#: Keys that are true, false, or None: as the framework, or the rest of the run, implies.
-OPTIONAL_SWITCHES = (
-    "dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks", "compile_loss", "defer_grad_sync",
-    "overlap_grad_reduce",
-)  # fmt: skip
 
 
 def check_choice(key: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.rules.linears import linear_divides
 from solver.spec.rules.state_space import state_space_divides
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
 MIN_LOCAL_TOKENS = 128
@@ -41,7 +41,7 @@ def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
     return tp == 1 or (bool(can_run.tp_modes) and linear and heads)
 
 
-def tensor_overlap_runs(framework: Framework, run: Strategy, tp_mode: str, tp: int) -> bool:
+def tensor_overlap_runs(framework: Framework, run: Run, tp_mode: str, tp: int) -> bool:
     """Whether tensor parallelism overlaps as the run says: Transformer Engine's buffers are of sequence parallelism."""
     return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.memory.transformer_engine)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
-def applies_dropout(model: ModelSpec, run: Strategy) -> bool:
+def applies_dropout(model: ModelSpec, run: Run) -> bool:
     """Whether dropout runs after attention's softmax and before the residuals.
 
     As the run states it; otherwise with unfused attention, in frameworks that had it by default, but for models with gated

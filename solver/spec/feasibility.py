@@ -173,6 +173,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
             s.optimizer != "muon" or not s.zero or s.zero_shard_size == s.dp * s.cp,
             f"optimizer muon assigns matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
         ),
+        (s.optimizer != "muon" or s.tp_mode != "isp", "optimizer muon is not modelled with weights that tp_mode isp shards"),
         (not zero_broken(s), zero_broken(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
@@ -226,6 +227,10 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *attention_rules(framework_for(s.framework, model), s),
         *loss_rules(framework_for(s.framework, model), s),
         (not s.offload_layers or (s.pp == 1 and s.recompute == "none"), LAYERS_ALONE),
+        (
+            not s.offload_modules or s.recompute != "full",
+            "offload_modules leaves nothing to full recomputation; give none or selective",
+        ),
         (not unrun, unrun),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )

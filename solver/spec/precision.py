@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from solver.spec.framework import Framework
 from solver.spec.recipes import FP32, HALF, delays_scales
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
 PRIMARY = ("fp8", "mxfp8")  #: of these, those in which weights may be stored (fp8_param_gather)
@@ -33,17 +33,17 @@ class ElementBytes:
     step: float = 0.0
 
 
-def activation_bytes(run: Strategy) -> int:
+def activation_bytes(run: Run) -> int:
     return FP32 if run.precision == "fp32" else HALF
 
 
-def keeps_remainders(run: Strategy) -> bool:
+def keeps_remainders(run: Run) -> bool:
     """Whether Transformer Engine's Adam can keep of the fp32 weights only the 16 bits that bf16 weights lack: not beside
     quantised weights, but for those of the delayed recipe (megatron/core/optimizer/optimizer_config.py)."""
     return run.precision == "bf16" or delays_scales(run.precision, run.fp8_recipe)
 
 
-def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
+def element_bytes(run: Run, framework: Framework) -> ElementBytes:
     """Return the bytes per element of a run.
 
     In fp32 and under autocast the weights are the fp32 master copy; otherwise 16-bit weights are held in addition to it. Adam

@@ -9,7 +9,7 @@ from __future__ import annotations
 from solver.spec.can_run import FUSED_CAPS
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
 def without_soft_caps(model: ModelSpec) -> ModelSpec:
@@ -19,7 +19,7 @@ def without_soft_caps(model: ModelSpec) -> ModelSpec:
     return model.replace(capped_scores=False, capped_logits=False, unmodelled=(*model.unmodelled, *left_out))
 
 
-def soft_cap_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[bool, str]:
+def soft_cap_rule(framework: Framework, model: ModelSpec, run: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of a model's soft caps in a framework."""
     can, leave = framework.can_run.soft_caps, "--approximate leaves the caps out"
     if not can and (model.capped_scores or model.capped_logits):
@@ -28,7 +28,7 @@ def soft_cap_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tupl
     return can == FUSED_CAPS or not fused, f"{framework.name} caps attention scores only with attention unfused; {leave}"
 
 
-def left_out_of_caps(model: ModelSpec, run: Strategy) -> tuple[str, ...]:
+def left_out_of_caps(model: ModelSpec, run: Run) -> tuple[str, ...]:
     """Return what the caps cost beyond what is priced, in words."""
     fused = model.capped_scores and run.attention == "flash"
     return ("what soft-capped scores cost inside a fused attention kernel",) if fused else ()

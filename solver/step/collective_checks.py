@@ -17,7 +17,7 @@ from profiler.profile.profile import COLLECTIVES
 from solver.layers.program import Op
 from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 from solver.step.op_estimates import OpEstimates
 
 #: Seconds of a check for each rank of the group that shares a node with its first one, and for each other: layers of nanotron's
@@ -59,7 +59,7 @@ def with_checks(estimates: OpEstimates, tensors: np.ndarray | float = np.inf) ->
     return replace(estimates, checks=checks)
 
 
-def are_collectives_checked(run: Strategy, cluster: Cluster, cost: CostModel) -> bool:
+def are_collectives_checked(run: Run, cluster: Cluster, cost: CostModel) -> bool:
     """Whether torch checks the collectives of a run: as it states, or as the all-reduces that its cluster states tell.
 
     Only where the framework's own launch scripts turn the checks on: then each stated all-reduce must be late by at least half

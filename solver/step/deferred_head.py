@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.program import LINEAR, VOCABULARY, WEIGHT_GRAD, Op, operands
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 from solver.step.problem import Part
 
 
@@ -31,7 +31,7 @@ def _is_projection(op: Op) -> bool:
     return op.name == VOCABULARY and op.phase == WEIGHT_GRAD and op.kind == LINEAR
 
 
-def deferred_share(run: Strategy, micro_batches: np.ndarray) -> np.ndarray:
+def deferred_share(run: Run, micro_batches: np.ndarray) -> np.ndarray:
     """Return the share of the micro batches whose weight gradients of the head wait until the last stage has run its passes."""
     limit = run.wgrad_deferral_limit or np.inf
     return run.defer_embedding_wgrad_compute * np.minimum(limit, micro_batches) / micro_batches

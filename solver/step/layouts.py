@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from solver.layers.program import LayerKeys, micro_batch_tokens
 from solver.schedule.kinds import AUTOMATIC, is_schedule, splits_backward
 from solver.spec.choices import SCHEDULES, V_SHAPED, Recompute, TpMode
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
+from solver.spec.strategy import Strategy, layout_of
 from solver.step.distinct import distinct
 
 #: Layout fields that are true or false; arrays hold 0 or 1.
 LAYOUT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-_SIZES = (
-    "tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
-    "micro_batch_group", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-)  # fmt: skip
 
 
 def schedule_code(schedule: str, vpp: int) -> int:
@@ -104,6 +102,9 @@ class Splits:
         return LayerKeys(*(column[first] for column in self.layer_columns)), inverse
 
 
+_SIZES = tuple(field.name for field in fields(Splits) if field.name not in ("mode", "schedule", *LAYOUT_FLAGS))
+
+
 @dataclass(frozen=True)
 class Layouts:
     """Layouts of shape [layouts]: ``row`` indexes the split; the small axes are int64 arrays of the same shape.
@@ -185,17 +186,15 @@ class Layouts:
         """Return layout ``index`` alone."""
         return self.take(np.array([index]))
 
-    def strategy(self, index: int, run: Strategy) -> Strategy:
+    def strategy(self, index: int, run: Run) -> Strategy:
         """Return layout ``index`` as a Strategy; fields that layouts do not vary come from ``run``."""
         split = self.splits.take(np.array([self.row[index]]))
-        numbers = {name: int(getattr(split, name)[0]) for name in _SIZES}
-        flags = {name: bool(getattr(split, name)[0]) for name in LAYOUT_FLAGS}
-        schedule = SCHEDULES[int(split.schedule[0])]
         level = Recompute(int(self.recompute[index]))
-        modules = run.recompute_modules if level == Recompute.SELECTIVE else Strategy.recompute_modules
-        return run.replace(
-            **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
-            recompute=level.name.lower(), recompute_layers=int(self.recompute_layers[index]), recompute_modules=modules,
-            recompute_stage_layers=run.recompute_stage_layers,
-            recompute_group=run.recompute_group if self.recomputes_groups[index] else 1,
-        )  # fmt: skip
+        choices: dict[str, Any] = {name: int(getattr(split, name)[0]) for name in _SIZES}
+        choices |= {name: bool(getattr(split, name)[0]) for name in LAYOUT_FLAGS}
+        choices |= {"tp_mode": TpMode(int(split.mode[0])).name.lower(), "schedule": SCHEDULES[int(split.schedule[0])]}
+        choices |= {"zero": int(self.zero[index]), "recompute": level.name.lower()}
+        choices |= {"recompute_layers": int(self.recompute_layers[index])}
+        choices |= {"recompute_modules": Run.recompute_modules} if level != Recompute.SELECTIVE else {}
+        choices |= {"recompute_group": 1} if not self.recomputes_groups[index] else {}
+        return layout_of(run, **choices)

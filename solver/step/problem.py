@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,9 @@ from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.rules.fp8_attention import fp8_attention_broken
 from solver.spec.rules.runs import check_host, graphs_left_out
 from solver.spec.rules.state_space import framework_for
+from solver.spec.run import Run
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import Strategy, layout_of
 from solver.step.collective_checks import CHECKS_INFERRED, are_collectives_checked, with_checks
 from solver.step.distinct import distinct
 from solver.step.host import launch_seconds
@@ -47,7 +49,7 @@ class Problem:
     """
 
     model: ModelSpec
-    run: Strategy
+    run: Run
     cluster: Cluster
     cost: CostModel
 
@@ -132,6 +134,14 @@ class Problem:
         """The layers of every chunk where the run states a layout of its pipeline; otherwise ()."""
         return chunk_layers(self.run.pipeline_layout) if self.run.pipeline_layout else ()
 
+    def with_run(self, **constants: Any) -> Problem:
+        """Return the problem with other constants of its run."""
+        return replace(self, run=self.run.replace(**constants))
+
+    def layout(self, **choices: Any) -> Strategy:
+        """Return a layout of the run with these axes; dp fills the world unless stated."""
+        return layout_of(self.run, **choices)
+
     @property
     def framework(self) -> Framework:
         return framework_for(self.run.framework, self.model)
@@ -144,12 +154,12 @@ class Problem:
         whole = self.cluster if domain is None else replace(self.cluster, nvlink_domain=domain)
         cluster = whole.for_world(world)
         checked = self.checks_collectives or self.run.collective_checks  # what all-reduces over this world told
-        run = self.run.replace(world_size=world, dp=world, collective_checks=checked)
+        run = self.run.replace(world_size=world, collective_checks=checked)
         cost = replace(self.cost.for_world(world, cluster.gpus_per_domain), leaf_switches=cluster.leaf_switches(world))
         return replace(self, run=run, cluster=cluster, cost=cost)
 
 
-def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
+def problem_of(model: ModelSpec, run: Run, cluster: Cluster, cost: CostModel) -> Problem:
     """Return a Problem whose cost model runs the attention kernels of the run's framework.
 
     Every way in ends here: raises InputError for a model that this program cannot estimate, and for soft caps and number
@@ -174,7 +184,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
 
 
-def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
+def _check_format(model: ModelSpec, run: Run, device: Device) -> None:
     """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, or
     for bf16, and for FlashAttention, or a generation of it, that was written for later devices. Also where the framework has no
     such formats, and where they do not fit the model's sizes."""
@@ -196,7 +206,7 @@ def _check_format(model: ModelSpec, run: Strategy, device: Device) -> None:
         )
 
 
-def attention_generation(run: Strategy, cost: CostModel) -> int:
+def attention_generation(run: Run, cost: CostModel) -> int:
     """Return the generation of FlashAttention that a run states or its framework uses on a device; 0: the device's best.
 
     Transformer Engine uses none of cuDNN's kernels for a deterministic run on Blackwell (get_attention_backend, as read).

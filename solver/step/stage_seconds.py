@@ -10,7 +10,7 @@ import numpy as np
 from solver.schedule.closed_forms import StageWork
 from solver.schedule.kinds import splits_backward
 from solver.schedule.warm_up import unpaired_micro_batches
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts
 from solver.step.op_estimates import STREAMS
@@ -74,7 +74,7 @@ class LayerSeconds(NamedTuple):
     recompute_extra: np.ndarray
 
 
-def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[LayerSeconds, np.ndarray]:
+def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Run) -> tuple[LayerSeconds, np.ndarray]:
     """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
@@ -86,7 +86,7 @@ def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[L
     return LayerSeconds(forward, backward, recompute, fsdp, fsdp_extra, hidden, without_recompute, extra), root
 
 
-def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Strategy) -> np.ndarray:
+def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Run) -> np.ndarray:
     """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
 
     both: forward and backward, one after the other. Weight gradients are delayed where the run says so, or the schedule splits

@@ -14,7 +14,7 @@ import numpy as np
 from solver.layers.program import LINEARS
 from solver.schedule.warm_up import group_of
 from solver.spec.framework import Framework
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 from solver.step.layouts import Layouts
 from solver.step.parameter_groups import shares_vocabulary
 from solver.step.problem import Problem
@@ -23,7 +23,7 @@ from solver.step.step_ops import buckets, units
 from solver.step.terms import SplitTerms
 
 
-def reduces_whole(framework: Framework, run: Strategy, zero: Any) -> Any:
+def reduces_whole(framework: Framework, run: Run, zero: Any) -> Any:
     """Whether gradients are all-reduced whole instead of reduce-scattered; zero: ZeRO stages, of the same shape.
 
     Distributed Muon keeps all gradients.

@@ -15,7 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from references import flops
-from toy import TINY, all_layouts, column, estimated, layer_keys, layer_linear_parameters, make_problem, part, run_of, toy_cost
+from toy import (
+    TINY,
+    all_layouts,
+    column,
+    estimated,
+    layer_keys,
+    layer_linear_parameters,
+    make_problem,
+    part,
+    toy_cost,
+    toy_layout,
+)
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
@@ -44,7 +55,7 @@ MIB, GIB = 2.0**20, 2.0**30
 def dims(mode: str, tp: int, kind: str, model: ModelSpec = INTERNLM2, **constants: object) -> dict[str, dict[str, float]]:
     """Return the dims of the ops of a kind in one layer, by op label."""
     cluster = Cluster("x", 8, 5e10, 80e9)
-    ops = layer_program(layer_keys(mode, tp), model, run_of(1, 4096, **constants), cluster).ops
+    ops = layer_program(layer_keys(mode, tp), model, toy_layout(1, 4096, **constants), cluster).ops
     return {op.label: {k: float(np.ravel(v)[0]) for k, v in op.dims.items()} for op in ops if op.kind == kind}
 
 
@@ -62,7 +73,7 @@ def test_01_the_best_is_not_the_worst(h100_model: CostModel) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_02_weight_groups_cost_without_tensor_parallelism(h100_model: CostModel, tp: int) -> None:
     problem = make_problem(INTERNLM2, 64, h100_model)
-    layout = problem.run.replace(dp=64 // tp, tp=tp, tp_mode="isp", zero=0, num_micro_batches=4)
+    layout = problem.layout(dp=64 // tp, tp=tp, tp_mode="isp", zero=0, num_micro_batches=4)
     found = estimated(problem, [layout.replace(wp=wp) for wp in (1, 8, 64)])
     exposed = part(found, "wp_exposed")
     assert exposed[0] == 0 and 0 < exposed[1] < exposed[2]
@@ -70,13 +81,13 @@ def test_02_weight_groups_cost_without_tensor_parallelism(h100_model: CostModel,
 
 def test_02_sharding_over_all_ranks_is_not_sharding_over_eight(h100_model: CostModel) -> None:
     problem = make_problem(INTERNLM2, 64, h100_model)
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=z) for z in (8, 64)])
+    found = estimated(problem, [problem.layout(zero=1, zero_shard_size=z) for z in (8, 64)])
     assert found.times.seconds[0] != found.times.seconds[1]
     assert found.memory.allocated[0] > found.memory.allocated[1]
 
 
 def test_03_bandwidths_are_those_of_the_machine(h100_model: CostModel, a100_model: CostModel) -> None:
-    layout = run_of(64).replace(dp=64, zero=1, zero_shard_size=64)
+    layout = toy_layout(64, dp=64, zero=1, zero_shard_size=64)
     steps = {
         (name, gbit): estimated(make_problem(INTERNLM2, 64, cost.with_network(gbit * 1e9 / 8)), [layout]).times.seconds[0]
         for name, cost in (("h100", h100_model), ("a100", a100_model))
@@ -110,7 +121,7 @@ def test_06_grouped_queries_are_cheaper() -> None:
     assert layer_linear_parameters(full) / layer_linear_parameters(grouped) == pytest.approx(1.115, abs=1e-3)
     sent = [sum(d["bytes"] for d in dims("isp", 4, "all2all", model).values()) for model in (grouped, full)]
     assert sent[1] / sent[0] == 128 / 80, "q, k, v and context: 1.6 times"
-    many = run_of(8).replace(micro_batch_size=8)  # so that activations and not the optimizer's step are the peak
+    many = toy_layout(8, micro_batch_size=8)  # so that activations and not the optimizer's step are the peak
     estimates = [estimated(make_problem(model, 8, toy_cost()), [many]) for model in (grouped, full)]
     activations = [s.memory.parts[MEMORY_PARTS.index("activations"), 0] for s in estimates]
     assert activations[0] < activations[1] and estimates[0].times.seconds[0] < estimates[1].times.seconds[0]
@@ -120,7 +131,7 @@ def test_07_embedding_head_loss_norms_and_optimizer_take_time(h100_model: CostMo
     from solver.report.explain import explain
 
     problem = make_problem(INTERNLM2, 8, h100_model)
-    why = explain(estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8)]), 0)
+    why = explain(estimated(problem, [problem.layout(zero=1, zero_shard_size=8)]), 0)
     spent = why.by_module()
     assert all(spent[module] > 0 for module in ("embedding", "head", "loss", "norm", "residual", "mlp", "attention"))
     # the head has 92,544 * 4,096 of the 6.98e9 + 0.38e9 weights in GEMMs: 5.2% of them
@@ -134,7 +145,7 @@ def test_07_embedding_head_loss_norms_and_optimizer_take_time(h100_model: CostMo
 def test_08_gradient_synchronisation_is_not_free_at_scale(h100_model: CostModel) -> None:
     def tgs(world: int, shard: int) -> tuple[float, float]:
         problem = make_problem(INTERNLM2, world, h100_model)
-        found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=shard, num_micro_batches=2)])
+        found = estimated(problem, [problem.layout(zero=1, zero_shard_size=shard, num_micro_batches=2)])
         return float(found.tgs[0]), float(part(found, "gradient_sync")[0])
 
     small, sharded, whole = tgs(8, 8), tgs(1024, 8), tgs(1024, 1024)
@@ -150,7 +161,7 @@ def test_08_gradient_synchronisation_is_not_free_at_scale(h100_model: CostModel)
 def test_09_counts_of_collectives(mode: str, all_gathers: int, reduce_scatters: int, all_reduces: int) -> None:
     # forward and backward of one layer over the tensor group; the old tool had 2 + 2 all-gathers under MSP and 4 + 2 under FSP
     cluster = Cluster("x", 8, 5e10, 80e9)
-    layer = layer_program(layer_keys(mode, 4), INTERNLM2, run_of(1, 4096, framework="internevo"), cluster)
+    layer = layer_program(layer_keys(mode, 4), INTERNLM2, toy_layout(1, 4096, framework="internevo"), cluster)
     counts = [
         sum(float(np.ravel(op.count)[0]) for op in layer.ops if op.kind == kind and op.stream == "tp")
         for kind in ("all_gather", "reduce_scatter", "all_reduce")
@@ -167,7 +178,7 @@ def test_10_all_to_all_between_nodes_sends_what_leaves_the_node(h100_model: Cost
 
 
 def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
-    many = run_of(1).replace(micro_batch_size=16)  # so that activations and not the optimizer's step are the peak
+    many = toy_layout(1, micro_batch_size=16)  # so that activations and not the optimizer's step are the peak
 
     def activations(model: ModelSpec) -> float:
         return float(estimated(make_problem(model, 1, toy_cost()), [many]).memory.parts[MEMORY_PARTS.index("activations"), 0])
@@ -175,7 +186,7 @@ def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
     wider = activations(INTERNLM2.replace(intermediate_size=2 * 14336)) - activations(INTERNLM2)
     assert wider == 16 * 32 * 4096 * 3 * 14336 * 2, "gate, up and their product, two bytes each"
     problem = make_problem(INTERNLM2, 4, toy_cost())
-    found = estimated(problem, [run_of(4).replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    found = estimated(problem, [toy_layout(4, dp=1, pp=4, zero=0, num_micro_batches=8)])
     loss = found.memory.parts[MEMORY_PARTS.index("loss"), 0]
     assert not found.memory.on_last_stage[0] and loss == 0, "the logits are not on the first stage"
     assert found.memory.device[0] > 1.03 * found.memory.allocated[0] + 1.5 * 2**30, "allocator and runtime are counted"
@@ -184,7 +195,7 @@ def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
 def test_12_large_micro_batches_are_estimated_not_clamped(h100_model: CostModel) -> None:
     problem = make_problem(INTERNLM2, 8, h100_model)
     sizes = [1, 4, 16, 64, 256, 1024]
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8, micro_batch_size=b) for b in sizes])
+    found = estimated(problem, [problem.layout(zero=1, zero_shard_size=8, micro_batch_size=b) for b in sizes])
     assert np.isfinite(found.times.seconds).all() and (np.diff(found.times.seconds) > 0).all()
     # far outside the measured range a token takes the same time as at its edge: neither infinite nor zero
     assert found.tgs[1:].max() / found.tgs[1:].min() < 1.1
@@ -210,7 +221,7 @@ def test_13_shape_matters_not_flops_alone(h100_model: CostModel) -> None:
 def test_14_flops_do_not_depend_on_the_type() -> None:
     cluster = Cluster("x", 8, 5e10, 80e9)
     counted = {
-        precision: flops(layer_program(layer_keys("msp", 2), INTERNLM2, run_of(1, 4096, precision=precision), cluster))[0]
+        precision: flops(layer_program(layer_keys("msp", 2), INTERNLM2, toy_layout(1, 4096, precision=precision), cluster))[0]
         for precision in ("bf16", "fp16", "fp8")
     }
     assert len(set(counted.values())) == 1
@@ -220,10 +231,10 @@ def test_15_latency_counts_and_passes_overlap_separately(h100_model: CostModel) 
     small, none = (float(h100_model.collective("all_gather", size, 8, 4).seconds) for size in (1024, 1))
     assert small > 1e-6 and small == pytest.approx(none, rel=0.5), "a small message costs its latency"
     problem = make_problem(INTERNLM2, 64, h100_model)
-    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=64, zero=0)])
+    found = estimated(problem, [problem.layout(tp_mode="isp", wp=64, zero=0)])
     key, times = found.terms.key[0], found.table.layer.times
     assert times.forward[3, key] > 0 and times.backward[3, key] > 0, "all-gathers of forward overlap with forward only"
-    exposed = run_of(64, overlap_weight_gather=False).replace(tp_mode="isp", wp=64, zero=0)
+    exposed = toy_layout(64, overlap_weight_gather=False, tp_mode="isp", wp=64, zero=0)
     without = estimated(make_problem(INTERNLM2, 64, h100_model, overlap_weight_gather=False), [exposed])
     assert part(without, "wp_exposed")[0] > part(found, "wp_exposed")[0]
 
@@ -239,7 +250,7 @@ def test_16_placement_of_groups_by_stride(size: int, stride: int, node: int, int
 
 
 def test_16_the_node_size_is_not_a_constant(h100_model: CostModel) -> None:
-    layout = run_of(16).replace(dp=1, tp=16, tp_mode="msp")
+    layout = toy_layout(16, dp=1, tp=16, tp_mode="msp")
     kv = INTERNLM2.replace(num_key_value_heads=16)
     small, large = (
         estimated(make_problem(kv, 16, h100_model, cluster=Cluster("x", node, 5e10, 80e9)), [layout]) for node in (8, 16)
@@ -300,9 +311,9 @@ def test_20_a_single_layout_of_every_shipped_config_and_mode(
 
 def test_21_impossible_values_are_refused() -> None:
     with pytest.raises(InputError, match="world_size"):
-        run_of(8).replace(tp=3)
+        toy_layout(8, tp=3)
     with pytest.raises(InputError, match="it must be one of"):
-        run_of(8, tp_mode="nonsense")
+        toy_layout(8, tp_mode="nonsense")
     with pytest.raises(InputError, match="positive"):
         INTERNLM2.replace(hidden_size=0)
 
@@ -312,7 +323,7 @@ def test_22_no_state_is_kept_between_problems(h100_model: CostModel) -> None:
     problem = make_problem(INTERNLM2, 8, h100_model)
     first = search(problem, 16, top=3)
     search(make_problem(INTERNLM2.replace(num_hidden_layers=8), 16, h100_model, framework="megatron-lm"), 64)
-    estimated(make_problem(TINY, 1, toy_cost()), [run_of(1)])
+    estimated(make_problem(TINY, 1, toy_cost()), [toy_layout(1)])
     with pytest.raises(InputError):
         search(make_problem(INTERNLM2, 8, h100_model, cluster=Cluster("x", 8, 5e10, 1e9)), 16)
     repeated = search(problem, 16, top=3)

@@ -34,7 +34,7 @@ def test_micro_batch_against_every_size() -> None:
 def test_sequence_against_every_length() -> None:
     verdicts = {}
     for length in range(1024, 20 * 1024, 1024):
-        problem = replace(PROBLEM, run=PROBLEM.run.replace(seq_len=length))
+        problem = PROBLEM.with_run(seq_len=length)
         found = estimate(problem, [LAYOUT.replace(seq_len=length)])
         verdicts[length] = found.memory.verdict(0, problem.cluster.memory_bytes)
     limit = longest_sequence(PROBLEM, LAYOUT)
@@ -54,7 +54,7 @@ def test_sequences_beyond_the_models_positions_are_named() -> None:
 def test_sequences_of_many_ranks_begin_where_ranks_have_enough_tokens() -> None:
     # 128 tokens for each of 32 ranks: 1,024 in all run on none, and are no reason to try no more
     problem = load_problem("configs/models/llama3_8b.json", 32, profile="h100_sxm", framework="megatron-core")
-    layout = problem.run.replace(tp=8, cp=4, dp=1, tp_mode="msp", zero=1, num_micro_batches=1, micro_batch_size=1)
+    layout = problem.layout(tp=8, cp=4, dp=1, tp_mode="msp", zero=1, num_micro_batches=1, micro_batch_size=1)
     limit = longest_sequence(problem, layout)
     assert limit.surely and limit.surely.value >= 8192
 

@@ -24,6 +24,7 @@ from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
 from solver.spec.strategy import Strategy
+from solver.step.problem import Problem
 
 TRUE = {"gemm": 1.06, "network": 1.5, "memory_bound": 1.3}
 MODEL = "configs/models/llama3_8b.json"
@@ -34,11 +35,11 @@ def factors(**named: float) -> Learned:
     return Learned(tuple(math.log(named.get(name, 1.0)) for name in FACTORS), none, LAYOUT_STD, 0.06)
 
 
-def layouts(run: Strategy) -> list[Strategy]:
+def layouts(problem: Problem) -> list[Strategy]:
     found = []
     for tp, pp, size in ((1, 1, 1), (1, 1, 2), (2, 1, 2), (4, 1, 2), (2, 2, 1), (1, 2, 1), (1, 4, 1), (4, 2, 2), (8, 1, 2)):
-        dp = run.world_size // tp // pp
-        found.append(run.replace(tp=tp, pp=pp, dp=dp, micro_batch_size=size, num_micro_batches=512 // dp // size,
+        dp = problem.run.world_size // tp // pp
+        found.append(problem.layout(tp=tp, pp=pp, dp=dp, micro_batch_size=size, num_micro_batches=512 // dp // size,
                                  zero_shard_size=dp))  # fmt: skip
     return found
 
@@ -50,7 +51,7 @@ def runs() -> list[dict[str, object]]:
     for world in (32, 128):
         problem = load_problem(MODEL, world, cluster="h100_100g", framework="megatron-core")
         other = replace(problem, cost=replace(problem.cost, learned=factors(**TRUE)))
-        for number, layout in enumerate(layouts(problem.run)):
+        for number, layout in enumerate(layouts(problem)):
             solutions = estimate(other, [layout])
             step = float(solutions.times.seconds[0]) * math.exp(random.normal(0, 0.02))
             lines.append(case_line(f"mine-{world}-{number}", "h100_sxm", solutions, layout, {"step_s": step}))
@@ -165,7 +166,7 @@ def test_the_uncertainty_is_the_posterior_s_by_hand() -> None:
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_factor_scales_its_time_and_no_other(name: str) -> None:
     problem = load_problem(MODEL, 64, profile="h100_sxm", framework="megatron-core")
-    layout = problem.run.replace(tp=2, pp=2, dp=16, micro_batch_size=1, num_micro_batches=8, zero_shard_size=16)
+    layout = problem.layout(tp=2, pp=2, dp=16, micro_batch_size=1, num_micro_batches=8, zero_shard_size=16)
     slower = replace(problem, cost=replace(problem.cost, learned=factors(**{name: 1.25})))
     before, after = (explain(estimate(p, [layout]), 0) for p in (problem, slower))
     kinds = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.choices import CHOICES, OPTIONAL_SWITCHES, SWITCHES
+from solver.spec.choices import CHOICES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import chunk_layers
+from solver.spec.run import SWITCH_TYPES
+from solver.spec.strategy import Strategy
 
 _LONGEST = 12  #: digits of a count
 
@@ -72,6 +75,7 @@ _OTHER_MODEL_KEYS = {
 }  # fmt: skip
 _FORCED = "forcedbalance"  #: a router that spreads tokens evenly whatever they say, as benchmarks have it
 _SWITCHES = {"true": True, "false": False}
+_OF_SWITCHES = frozenset(field.name for field in fields(Strategy) if field.type in SWITCH_TYPES)
 _COUNTS = ("world_size", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "wp", "micro_batch_size", "num_micro_batches",
            "global_batch_size", "zero", "zero_shard_size")  # fmt: skip
 
@@ -149,7 +153,7 @@ def _cut_in_half(run: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
 
 
 def _word(key: str, value: Any) -> Any:
-    if key in (*SWITCHES, *OPTIONAL_SWITCHES) and isinstance(value, str | int):
+    if key in _OF_SWITCHES and isinstance(value, str | int):
         return _SWITCHES.get(str(value).lower(), bool(value) if value in (0, 1) else value)
     if key in _COUNTS and isinstance(value, str | float):
         text = str(value).lower().removeprefix("zero").strip("-_ ").removeprefix("stage").strip("-_ ").removesuffix(".0")

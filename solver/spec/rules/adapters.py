@@ -6,10 +6,10 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import FRAMEWORKS
 from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
-def adapter_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def adapter_rules(framework: Framework, model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken); nothing where all weights are trained."""
     if not s.lora_rank:
         return ()

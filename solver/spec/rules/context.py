@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
-def context_exchange_broken(model: ModelSpec, run: Strategy) -> str:
+def context_exchange_broken(model: ModelSpec, run: Run) -> str:
     """Return what the exchange of context parallelism does not work with, and what does instead; "" where it works.
 
     Keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses p2p with a window; torch's is a ring by
@@ -35,7 +35,7 @@ def context_exchange_broken(model: ModelSpec, run: Strategy) -> str:
     return ""
 
 
-def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:
+def heads_divide_by_cp(model: ModelSpec, run: Run, tp: int, cp: int) -> bool:
     """Whether all-to-alls of context parallelism can share a tensor rank's heads over their ranks: those of queries and of keys
     and values, as Transformer Engine asserts."""
     shared = run.cp_a2a_size if run.cp_comm == "a2a+ring" else cp if run.cp_comm == "a2a" else 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from solver.spec.choices import ONE_F_ONE_B
 from solver.spec.framework import Framework
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 NO_DRAIN = "defer_embedding_wgrad_compute fills a pipeline of schedule 1f1b that drains; give pp above 1, or leave it out"
 
 
-def deferral_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def deferral_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of weight gradients that wait, whatever the pipeline (deferral_runs)."""
     deferred, name = s.defer_embedding_wgrad_compute, framework.name
     return (

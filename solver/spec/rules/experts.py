@@ -5,6 +5,7 @@ from __future__ import annotations
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
 
@@ -39,7 +40,7 @@ def mode_broken(model: ModelSpec, tp_mode: str, tp: int) -> str:
     return ""
 
 
-def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Strategy) -> str:
+def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Run) -> str:
     """Return what is wrong with moe_fused_experts, or ""; rules of Megatron-Core's experts.py."""
     if not run.moe_fused_experts:
         return ""
@@ -47,9 +48,7 @@ def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Strategy) -> st
         return f"{run.framework} does not offer moe_fused_experts"
     if run.precision != "mxfp8" or not run.moe_grouped_gemm or not (model.is_mixture_of_experts and model.gated_mlp):
         return "moe_fused_experts needs experts with a gate, precision mxfp8 and moe_grouped_gemm"
-    if run.recompute == "selective" and "moe_act" in run.modules_recomputed:
-        return "moe_fused_experts leaves no moe_act to recompute"
-    return "" if run.etp == 1 else f"moe_fused_experts needs whole experts: etp 1, not {run.etp}"
+    return ""
 
 
 def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str, predicts_further: int = 0) -> bool:
@@ -85,7 +84,7 @@ def suggested_dispatchers(can_run: CanRun, model: ModelSpec, vendor: str, severa
     return tuple(name for name in dispatchers_of(can_run, model) if runs.get(name, True))
 
 
-def dispatch_broken(run: Strategy) -> str:
+def dispatch_broken(run: Run) -> str:
     """Return what does not go together with how tokens reach their experts, or ""; rules of Megatron-Core's
     transformer_config.py."""
     if run.moe_shared_expert_overlap and run.moe_dispatcher != "alltoall":
@@ -99,7 +98,7 @@ def dispatch_broken(run: Strategy) -> str:
     return ""
 
 
-def dispatch_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def dispatch_rules(framework: Framework, model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of how tokens reach their experts in a framework."""
     can, name = framework.can_run, framework.name
     of_model = f" for {model.name}" * (s.moe_dispatcher in can.dispatchers)
@@ -126,6 +125,7 @@ def expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[t
         ),
         *dispatch_rules(framework, model, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
+        (not s.moe_fused_experts or s.etp == 1, f"moe_fused_experts needs whole experts: etp 1, not {s.etp}"),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
             "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from profiler.profile.profile import Device
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import recipe_name
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 #: Scales of no kernel: in blocks of 128 values, and of 4-bit values.
 NO_KERNEL = ("blockwise", "nvfp4")
@@ -16,7 +16,7 @@ HOPPER_DIMS = (128, 128)  #: of q and k, and of v
 MOST_DIMS = (192, 128)
 
 
-def fp8_attention_broken(model: ModelSpec, run: Strategy, device: Device) -> str:
+def fp8_attention_broken(model: ModelSpec, run: Run, device: Device) -> str:
     """Return what attention in 8 bits (``fp8_attention``) does not run with on a device, or ""."""
     if not run.fp8_attention:
         return ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
-def linear_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def linear_rules(framework: Framework, model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken); nothing for models without linear attention."""
     if not model.has_linear_attention:
         return ()

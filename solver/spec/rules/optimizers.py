@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from solver.spec.framework import Framework
 from solver.spec.precision import QUANTISED, keeps_remainders
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
 
-def zero_stages(run: Strategy) -> tuple[int, ...]:
+def zero_stages(run: Run) -> tuple[int, ...]:
     """Return the ZeRO stages that an optimizer runs with.
 
     Muon assigns whole matrices to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py); the shards of
@@ -16,14 +17,14 @@ def zero_stages(run: Strategy) -> tuple[int, ...]:
     return (0, 1) if run.optimizer == "muon" else (0, 1, 2) if run.optimizer_states == "remainder" else (0, 1, 2, 3)
 
 
-def zero_broken(run: Strategy) -> str:
-    """Return why an optimizer does not run with a run's ZeRO stage, or ""."""
-    which = "optimizer muon" if run.optimizer == "muon" else f"optimizer_states {run.optimizer_states}"
-    stages = zero_stages(run)
-    return "" if run.zero in stages else f"{which} runs with ZeRO-{stages[0]} to {stages[-1]}, not ZeRO-{run.zero}"
+def zero_broken(s: Strategy) -> str:
+    """Return why an optimizer does not run with a layout's ZeRO stage, or ""."""
+    which = "optimizer muon" if s.optimizer == "muon" else f"optimizer_states {s.optimizer_states}"
+    stages = zero_stages(s)
+    return "" if s.zero in stages else f"{which} runs with ZeRO-{stages[0]} to {stages[-1]}, not ZeRO-{s.zero}"
 
 
-def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
+def offloads(s: Run) -> tuple[tuple[str, bool], ...]:
     """Return (what, whether it is on the host), as in CanRun.offloads."""
     return (
         ("optimizer", s.optimizer_offload_fraction > 0),
@@ -33,7 +34,7 @@ def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def optimizer_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken), whatever the ZeRO stage. Muon: asserted in Megatron-Core's optimizer/muon.py."""
     can, name, muon = framework.can_run, framework.name, s.optimizer == "muon"
     return (
@@ -62,7 +63,6 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             not muon or can.overlaps_muon or not (s.fp8_param_gather and s.precision in QUANTISED),
             f"{name} gathers fp8 weights (fp8_param_gather) with its distributed optimizer only, which muon is not",
         ),
-        (not muon or s.tp_mode != "isp", "optimizer muon is not modelled with weights that tp_mode isp shards"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),
     )

@@ -17,12 +17,13 @@ from solver.spec.rules.experts import dispatch_broken, dispatch_rules, fused_exp
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.optimizers import optimizer_rules
 from solver.spec.rules.state_space import state_space_rules
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
 LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"
 
 
-def projection_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+def projection_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of a cross entropy that is fused with the vocabulary's projection."""
     fuses = s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
     return framework.can_run.fuses_projection or not fuses, f"{framework.name} does not offer cross_entropy_fusion_impl linear"
@@ -57,7 +58,7 @@ def module_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[t
     )
 
 
-def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def graph_rules(model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules that are CUDA graphs; rules of Megatron-Core's transformer_config.py."""
     modules = s.modules_graphed
     missing = {"mlp": not dense_layers(model), "moe_router": not model.is_mixture_of_experts}
@@ -69,7 +70,7 @@ def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def graphs_left_out(model: ModelSpec, run: Strategy) -> tuple[str, ...]:
+def graphs_left_out(model: ModelSpec, run: Run) -> tuple[str, ...]:
     """Return in words what may keep experts out of CUDA graphs of whole layers: that the host reads how many rows each has.
 
     Source: Megatron-Core's token_dispatcher.py (_maybe_dtoh_and_synchronize), unless a capacity makes the rows equal; kernels
@@ -80,7 +81,7 @@ def graphs_left_out(model: ModelSpec, run: Strategy) -> tuple[str, ...]:
     return (f"that no CUDA graph holds dropless experts whose rows the host reads ({run.moe_dispatcher})",) * (whole and reads)
 
 
-def loss_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def loss_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of a loss that is compiled, or is not, apart from the model."""
     return (
         (
@@ -94,7 +95,7 @@ def loss_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...
     )
 
 
-def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def attention_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what is stated of attention's kernels."""
     flash = s.attention == "flash"
     return (
@@ -108,7 +109,7 @@ def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
     )
 
 
-def ends_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+def ends_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of layers that stay in bf16, which scales of earlier steps exclude (Megatron-Core's
     transformer_config.py)."""
     ends = s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16
@@ -116,13 +117,13 @@ def ends_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
     return not (ends and delayed), "layers that stay in bf16 need another fp8_recipe than delayed"
 
 
-def gather_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+def gather_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of weights that are all-gathered in 8 bits."""
     gathers = s.fp8_param_gather and s.precision in QUANTISED
     return framework.memory.quantised_weights or not gathers, f"{framework.name} does not offer fp8_param_gather"
 
 
-def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def offload_rules(model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules whose activations wait on the host; rules of Megatron-Core's
     transformer_config.py. Its norms are modules of their own before experts and latent attention only."""
     modules, what = s.modules_offloaded, "to keep on the host"
@@ -134,22 +135,21 @@ def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]
         ("attn_proj" not in modules or "core_attn" in modules, "offload_modules attn_proj needs core_attn beside it"),
         (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
         (not (s.offload_layers and s.cuda_graphs), LAYERS_ALONE),
-        (not modules or s.recompute != "full", "offload_modules leaves nothing to full recomputation; give none or selective"),
         (not (modules and graphed), "offload_modules does not go together with CUDA graphs of whole layers"),
     )
 
 
-def offload_broken(model: ModelSpec, s: Strategy) -> str:
+def offload_broken(model: ModelSpec, s: Run) -> str:
     """Return the first of these rules that a run breaks, or ""."""
     return first_broken(offload_rules(model, s))
 
 
-def graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def graphs_offered(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
     offered, what = framework.can_run.cuda_graph_modules, f"{framework.name} does not offer CUDA graphs of"
     return tuple((name in offered, f"{what} {name} alone") for name in s.modules_graphed)
 
 
-def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
+def overlap_rules(framework: Framework, s: Run, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of overlaps and the allocator.
 
     splits_tensors: a layout splits tensors (tp above 1), or may do so; shards: it shards states, or may do so.
@@ -182,7 +182,7 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
     )
 
 
-def groups_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[bool, str]:
+def groups_rule(framework: Framework, model: ModelSpec, run: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of layers that are recomputed several at a time.
 
     Multi-token prediction's are not: asserted in Megatron-Core's multi_token_prediction.py.
@@ -195,14 +195,14 @@ def groups_rule(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[
     )
 
 
-def compile_rule(framework: Framework, run: Strategy) -> tuple[bool, str]:
+def compile_rule(framework: Framework, run: Run) -> tuple[bool, str]:
     """Return (holds, what is broken): Transformer Engine's modules are kernels, which torch does not compile."""
     return not (run.compile and framework.memory.transformer_engine), (
         f"{framework.name} runs Transformer Engine's modules, which torch.compile leaves as they are; leave out compile"
     )
 
 
-def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+def check_run(framework: Framework, model: ModelSpec, run: Run) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
     require(
         (
@@ -235,9 +235,9 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 
 
-def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+def _check_modules(framework: Framework, model: ModelSpec, run: Run) -> None:
     """Raise InputError where the modules that a search's selective recomputation is of are not there or not offered."""
-    if run.recompute_modules == Strategy.recompute_modules:
+    if run.recompute_modules == Run.recompute_modules:
         return
     for module in run.modules_recomputed:
         if module not in framework.can_run.recompute_modules:
@@ -246,12 +246,12 @@ def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> Non
             raise InputError(_no_module(framework, model, module))
 
 
-def _check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+def _check_graphs(framework: Framework, model: ModelSpec, run: Run) -> None:
     """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
     require((*graph_rules(model, run), *graphs_offered(framework, run)))
 
 
-def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+def _check_overlaps(framework: Framework, model: ModelSpec, run: Run) -> None:
     """Raise InputError where what a search overlaps does not go together, or not with its framework."""
     rules = overlap_rules(framework, run, True, True)
     if model.is_mixture_of_experts:
@@ -259,7 +259,7 @@ def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> No
     require(rules)
 
 
-def check_host(cluster: Cluster, run: Strategy) -> None:
+def check_host(cluster: Cluster, run: Run) -> None:
     """Raise InputError where a run offloads to a host that the cluster does not describe."""
     moves = run.optimizer_offload_fraction > 0 or run.offload_layers or run.offload_modules
     needs = [("host_link_gb_s", cluster.host_link, moves),

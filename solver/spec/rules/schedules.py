@@ -8,10 +8,11 @@ from solver.spec.division import tensor_overlap_runs
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.rules.runs import overlap_rules
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
 
-def split_backward_broken(can_run: CanRun, run: Strategy, zero: int = 0) -> str:
+def split_backward_broken(can_run: CanRun, run: Run, zero: int = 0) -> str:
     """Return what of a run with a ZeRO stage (0: with any) keeps the framework from splitting the backward pass, or ""."""
     if run.compile and not can_run.compiles_split_backward:
         return "torch.compile"
@@ -22,7 +23,7 @@ def split_backward_broken(can_run: CanRun, run: Strategy, zero: int = 0) -> str:
     return ""
 
 
-def schedule_broken(framework: Framework, model: ModelSpec, run: Strategy, schedule: str, zero: int = 0) -> str:
+def schedule_broken(framework: Framework, model: ModelSpec, run: Run, schedule: str, zero: int = 0) -> str:
     """Return why a schedule that the framework offers does not run with the rest and a ZeRO stage (0: with any), or ""."""
     can = framework.can_run
     if schedule not in SPLIT_BACKWARD or schedule not in can.schedules:
@@ -33,7 +34,7 @@ def schedule_broken(framework: Framework, model: ModelSpec, run: Strategy, sched
     return f"{framework.name} does not run schedule {schedule} with tied embeddings" if tied else ""
 
 
-def schedules_run(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[str, ...]:
+def schedules_run(framework: Framework, model: ModelSpec, run: Run) -> tuple[str, ...]:
     """Return the schedules that the framework runs with the constants of ``run``."""
     return tuple(name for name in framework.can_run.schedules if not schedule_broken(framework, model, run, name))
 

@@ -12,7 +12,7 @@ from functools import cache
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.run import Run
 
 
 def framework_for(name: str, model: ModelSpec) -> Framework:
@@ -33,7 +33,7 @@ def _of_hybrids(name: str) -> Framework:
     return replace(framework, can_run=narrowed)
 
 
-def state_space_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def state_space_rules(framework: Framework, model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) for a run; nothing for models without such layers."""
     if not model.is_hybrid:
         return ()

@@ -10,6 +10,7 @@ from profiler.errors import first_broken
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
 from solver.spec.recipes import delays_scales
+from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
 #: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.
@@ -34,7 +35,7 @@ def expert_shards_run(can_run: CanRun, shard: Any, replicas: Any, copies: Any) -
     return whole | (np.asarray(copies) % groups == 0)
 
 
-def copies_broken(can_run: CanRun, run: Strategy) -> str:
+def copies_broken(can_run: CanRun, run: Run) -> str:
     """Return what of a run needs ZeRO where there are several replicas, or ""."""
     if can_run.unsharded_gradients_as_model and run.grad_dtype != run.precision:
         return f"gradients in {run.grad_dtype} of a {run.precision} run"
@@ -44,7 +45,7 @@ def copies_broken(can_run: CanRun, run: Strategy) -> str:
     return "an optimizer on the host" if offloads else ""
 
 
-def copies_run(can_run: CanRun, run: Strategy, tp: Any, cp: Any, pp: Any, dp: Any, ep: Any) -> np.ndarray:
+def copies_run(can_run: CanRun, run: Run, tp: Any, cp: Any, pp: Any, dp: Any, ep: Any) -> np.ndarray:
     """Whether the framework runs without ZeRO: copies of everything (but experts) on all data-parallel ranks."""
     single = np.asarray(dp * cp) == 1
     alone = np.asarray(tp * cp * pp * ep) == 1 if can_run.copies_alone else np.ones_like(single)
@@ -61,14 +62,14 @@ def partial_runs(can_run: CanRun, layers: int) -> bool:
     return layers < 0 or bool(can_run.recompute_shares)
 
 
-def recompute_broken(framework: Framework, run: Strategy, level: str) -> str:
+def recompute_broken(framework: Framework, run: Run, level: str) -> str:
     """Return what of a run does not go together with a level of recomputation, or ""."""
     if level == "full" and run.cuda_graphs:
         return "CUDA graphs exclude recompute full"
     return _modules_broken(framework, run) if level == "selective" else ""
 
 
-def _modules_broken(framework: Framework, run: Strategy) -> str:
+def _modules_broken(framework: Framework, run: Run) -> str:
     """Return what of a run does not go together with the modules that it recomputes, or ""; rules of Megatron-Core's
     transformer_config.py."""
     modules = run.modules_recomputed
@@ -82,6 +83,7 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
             "core_attn is recomputed, so nothing of it is kept on the host; leave it out of offload_modules",
         ),
         ("moe_act" not in modules or run.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
+        ("moe_act" not in modules or not run.moe_fused_experts, "moe_fused_experts leaves no moe_act to recompute"),
         (
             "shared_experts" not in modules or not run.moe_shared_expert_overlap,
             "shared_experts are not recomputed together with moe_shared_expert_overlap",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import LINK, NETWORK, TINY, run_of, toy_cost
+from toy import LINK, NETWORK, TINY, toy_cost, toy_layout
 
 from predictor.cost_model import CostModel
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
@@ -129,7 +129,7 @@ def test_nodes_of_any_size_reach_what_is_stated(h100_model: CostModel, node: int
         h100_model.device,
         {"gpus_per_node": node, "all_reduce_busbw_gb_s": 30, "all_reduce_busbw_in_node_gb_s": 200},
     )
-    cost = problem_of(TINY, run_of(64, 4096), cluster, h100_model).cost
+    cost = problem_of(TINY, toy_layout(64, 4096), cluster, h100_model).cost
     for inter, stated in ((64 // node, 30), (1, 200)):
         seconds = float(cost.collective("all_reduce", PROBE_BYTES, node, inter).seconds)
         assert bus_bandwidth(seconds, PROBE_BYTES, node * inter) == pytest.approx(stated * GB, rel=2e-3)

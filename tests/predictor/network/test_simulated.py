@@ -122,7 +122,7 @@ def test_a_cluster_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture
     write_topology(topology("Spectrum-X", 32, bandwidth="200Gbps"), path)
     problem = load_problem("configs/models/llama3_8b.json", 16, cluster=path, framework="megatron-core")
     assert problem.cluster.network_bandwidth == 25e9 and isinstance(problem.cost.collectives, SimulatedNetwork)
-    layout = problem.run.replace(tp=8, dp=2, num_micro_batches=16, zero_shard_size=2)
+    layout = problem.layout(tp=8, dp=2, num_micro_batches=16, zero_shard_size=2)
     plain = load_problem(
         "configs/models/llama3_8b.json", 16, cluster={"inter_node_gbit_per_gpu": 200}, framework="megatron-core"
     )
@@ -148,7 +148,7 @@ def test_a_job_inside_one_server_or_domain_sends_nothing_over_the_topology(state
     given = {"framework": "megatron-core", "profile": "gb200" if "NVL" in stated else "h100_sxm"}
     on = load_problem("configs/models/llama3_8b.json", gpus, cluster=stated, **given)
     off = load_problem("configs/models/llama3_8b.json", gpus, **given)
-    layout = on.run.replace(tp=2, dp=gpus // 2, num_micro_batches=8, zero_shard_size=gpus // 2)
+    layout = on.layout(tp=2, dp=gpus // 2, num_micro_batches=8, zero_shard_size=gpus // 2)
     times = [float(estimate(problem, [layout]).times.seconds[0]) for problem in (on, off)]
     assert times[0] == times[1] > 0
 

@@ -16,7 +16,7 @@ from solver.formats.config_file import CONFIGS, MAX_BYTES, find_model, load_clus
 from solver.formats.syntax.literal_python import read_assignments
 from solver.spec.cluster import cluster_of
 from solver.spec.model_size import parameters
-from solver.spec.strategy import strategy_from
+from solver.spec.strategy import Strategy
 
 #: The smallest file with all required keys; tests change single lines of it.
 SMALL = """
@@ -54,7 +54,7 @@ def test_every_shipped_run_is_a_layout_of_128_accelerators_and_4_mi_tokens(path)
     run = load_run_config(path)
     layout = dict(run.layout)
     dp = 128 // (layout["tp"] * layout["pp"])
-    strategy = strategy_from({**layout, "world_size": 128, "dp": dp, "zero_shard_size": dp}, str(path))
+    strategy = Strategy(**{**layout, "world_size": 128, "dp": dp, "zero_shard_size": dp})
     assert strategy.tokens == 4 << 20
     assert run.seq_len == 4096
     assert run.assumed == (("schedule",) if layout["pp"] > 1 else ())
@@ -564,6 +564,6 @@ def test_a_few_more_gpus_do_not_tear_the_racks_apart() -> None:
     steps = []
     for world in (72, 76, 80, 152, 160):
         problem = load_problem(CONFIGS / "models" / "qwen3_30b_a3b.json", world, profile="gb200", framework="megatron-bridge")
-        layout = problem.run.replace(dp=world, ep=4, num_micro_batches=8, zero_shard_size=world)
+        layout = problem.layout(dp=world, ep=4, num_micro_batches=8, zero_shard_size=world)
         steps.append(float(estimate(problem, [layout]).times.seconds[0]))
     assert max(steps) < 1.01 * min(steps)

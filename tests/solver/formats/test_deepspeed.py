@@ -133,7 +133,7 @@ def test_the_stage_that_a_comparison_changes_to_has_its_own_default(tmp_path: Pa
     for stage in (2, 3):
         config = load(tmp_path, {"zero_optimization": {"stage": stage}, "bf16": {"enabled": "auto"}}, words)
         problem = load_problem(config, 16, seq_len=1024)
-        layouts = [problem.run.replace(zero=zero, zero_shard_size=16) for zero in (2, 3)]
+        layouts = [problem.layout(zero=zero, zero_shard_size=16) for zero in (2, 3)]
         found[stage] = estimate(problem, layouts).times.seconds.tolist()
     assert found[2] == found[3]
     stated = {"zero_optimization": {"stage": 3, "overlap_comm": False}, "bf16": {"enabled": "auto"}}
@@ -175,7 +175,7 @@ def test_a_trainer_runs_the_modules_of_transformers(tmp_path: Path) -> None:
     found = []
     for name in (deepspeed.name, fsdp.name):
         problem = load_problem(config, 16, framework=name, precision="bf16", seq_len=1024)
-        found.append(estimate(problem, [problem.run.replace(zero=3, zero_shard_size=16, micro_batch_size=3)]))
+        found.append(estimate(problem, [problem.layout(zero=3, zero_shard_size=16, micro_batch_size=3)]))
     activations = [float(one.memory.parts[MEMORY_PARTS.index("activations"), 0]) for one in found]
     assert activations[0] == activations[1] > 0
 

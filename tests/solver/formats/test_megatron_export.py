@@ -192,7 +192,7 @@ def test_norms_of_q_and_k_come_back() -> None:
 
 def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostModel) -> None:
     model = model_of("deepseek_v3")
-    run = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32").run.replace(
+    run = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32").layout(
         ep=64, zero=1, zero_shard_size=64, num_micro_batches=2
     )
     text = shell_command(model, run, 8)

@@ -12,7 +12,7 @@ from profiler.errors import InputError
 from solver.formats.cases.reading import case_of
 from solver.formats.config_file import load_run_config
 from solver.formats.syntax.yaml_text import write_yaml
-from solver.spec.strategy import strategy_from
+from solver.spec.strategy import Strategy
 
 PUBLISHED = [
     json.loads(line) for line in Path("configs/cases/published.jsonl").read_text().splitlines() if "megatron_args" in line
@@ -86,7 +86,7 @@ def test_every_shipped_set_of_arguments_is_read(tmp_path: Path) -> None:
             continue
         collected = "swiglu" in "".join(flags)  # the collector kept no dropout; such a file would mean Megatron's default
         dropout = {"dropout": False} if collected else {}
-        assert strategy_from({**config.layout, **dropout}, "") == case.strategy, plain["id"]
+        assert Strategy(**{**config.layout, **dropout}) == case.strategy, plain["id"]
         assert case.model is not None and config.model.replace(name="") == case.model.replace(name="")
         read += 1
     assert read >= 60

@@ -42,7 +42,7 @@ def gemm_flops(program: LayerProgram, *parts: str) -> float:
 def step(model: ModelSpec = TINY, **layout: Any) -> Solutions:
     constants = {key: layout.pop(key) for key in ("lora_rank", "compile") if key in layout}
     problem = make_problem(model, 8, toy_cost(), 256, **RUN, **constants)
-    return estimated(problem, [problem.run.replace(**{"zero": 3, "zero_shard_size": 8, "num_micro_batches": 1, **layout})])
+    return estimated(problem, [problem.layout(**{"zero": 3, "zero_shard_size": 8, "num_micro_batches": 1, **layout})])
 
 
 def test_sizes_by_hand() -> None:
@@ -84,7 +84,7 @@ def test_embedding_and_head_are_frozen() -> None:
 
 def test_only_adapters_are_reduced_and_updated() -> None:
     problem = make_problem(TINY, 8, toy_cost(), 256, lora_rank=4, **RUN)
-    found = estimated(problem, [problem.run.replace(zero=0, num_micro_batches=1)])
+    found = estimated(problem, [problem.layout(zero=0, num_micro_batches=1)])
     splits, key = found.layouts.splits, found.terms.key
     ops = synchronisation_ops(problem, parameter_groups(problem, found.table, key, splits), splits)
     reduced = sum(float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.name == "gradients.all_reduce")

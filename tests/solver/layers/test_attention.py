@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, run_of
+from toy import DEVICE, TINY, layer_keys, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
@@ -21,7 +21,7 @@ SCORES = 2 * 4 * 32 * 32
 def program(world: int = 1, mode: str = "mtp", tp: int = 1, cp: int = 1, **constants: Any) -> LayerProgram:
     """Return TINY's layer for sequences of 32 tokens, two in a micro batch."""
     keys = layer_keys(mode, tp, cp, micro_batch_size=2)
-    return layer_program(keys, TINY, run_of(world, 32, **constants), cluster_of(DEVICE))
+    return layer_program(keys, TINY, toy_layout(world, 32, **constants), cluster_of(DEVICE))
 
 
 def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
@@ -61,7 +61,7 @@ def test_kernels_of_biases() -> None:
 
     def biases(framework: str, model: ModelSpec = model) -> dict[str, tuple[str, float]]:
         keys = layer_keys("mtp", micro_batch_size=2)
-        layer = layer_program(keys, model, run_of(1, 32, framework=framework), cluster_of(DEVICE))
+        layer = layer_program(keys, model, toy_layout(1, 32, framework=framework), cluster_of(DEVICE))
         assert all(op.launches == 0.0 for op in layer.ops if ".bias" in op.name)
         return {label: what for label, what in moved(layer).items() if ".bias" in label}
 
@@ -157,6 +157,8 @@ def test_megatron_copies_around_the_split_of_q_k_and_v() -> None:
     found = moved(program(framework="megatron-core"))
     assert found["qkv.split.forward"][1] == 64 * (4 + 2) * 16 * 4 and found["qkv.join.input_grad"][1] == 64 * 8 * 16 * 4
     keys, cluster = layer_keys("mtp", micro_batch_size=2), cluster_of(DEVICE)
-    alone = moved(layer_program(keys, TINY.replace(num_key_value_heads=4), run_of(1, 32, framework="megatron-core"), cluster))
+    alone = moved(
+        layer_program(keys, TINY.replace(num_key_value_heads=4), toy_layout(1, 32, framework="megatron-core"), cluster)
+    )
     assert alone["qkv.split.forward"][1] == 64 * 4 * 16 * 4  # of the values only: each query is beside its key
     assert "qkv.split.forward" not in moved(program(framework="torchtitan"))

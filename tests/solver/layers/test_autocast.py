@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import torch
-from toy import DEVICE, layer_keys, run_of
+from toy import DEVICE, layer_keys, toy_layout
 
 from solver.formats.model_file import shipped_model
 from solver.layers.decoder import layer_program
@@ -61,7 +61,7 @@ def saved_by_torch(autocast: bool) -> float:
 
 def layer_of(framework: str) -> LayerProgram:
     model = shipped_model("llama3_8b").replace(num_key_value_heads=32, intermediate_size=4 * 4096)
-    run = run_of(8, 4096, framework=framework)
+    run = toy_layout(8, 4096, framework=framework)
     return layer_program(layer_keys("mtp"), model, run, cluster_of(DEVICE), layer_kinds(model, 4096).kinds[-1])
 
 

@@ -14,14 +14,14 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.layer_kinds import PLAIN, layer_kinds
 from solver.spec.recipes import RECIPES, recipe_of, weight_recipe
-from tests.toy import DEVICE, TINY, layer_keys, run_of
+from tests.toy import DEVICE, TINY, layer_keys, toy_layout
 
 T, H = 32, 64  #: tokens and hidden size of TINY's layer
 
 
 def ops_of(mode: str = "mtp", tp: int = 1, kind: Any = PLAIN, **constants: Any) -> dict[str, Op]:
     constants = {"framework": "megatron-core", "precision": "fp8", **constants}
-    run = run_of(8, T, **constants)
+    run = toy_layout(8, T, **constants)
     return {op.label: op for op in layer_program(layer_keys(mode, tp), TINY, run, cluster_of(DEVICE), kind).ops}
 
 
@@ -118,7 +118,7 @@ def test_an_input_that_is_kept_in_16_bits_is_cast_again(recipe: str, again: floa
     assert "wo.input_again_cast.input_grad" not in ops_of(framework="megatron-core-0.8", **run)
 
     def saved(framework: str) -> dict[str, Any]:
-        run_ = run_of(8, T, framework=framework, **{"precision": "fp8", **run})
+        run_ = toy_layout(8, T, framework=framework, **{"precision": "fp8", **run})
         program = layer_program(layer_keys("mtp", 1), TINY, run_, cluster_of(DEVICE), PLAIN)
         return {tensor.name: tensor for tensor in program.saved}
 

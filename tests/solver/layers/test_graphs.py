@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, make_problem, run_of, tiny, toy_cost
+from toy import DEVICE, TINY, layer_keys, make_problem, tiny, toy_cost, toy_layout
 
 from profiler.errors import InputError
 from solver.layers.decoder import layer_program
@@ -23,7 +23,7 @@ EXPERTS = LayerKind(experts=True)
 
 def launches(kind: LayerKind, modules: str, **given: Any) -> dict[str, float]:
     """Launches of a layer's forward pass by module of the ops, those of none left out."""
-    run = run_of(64, 256, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=modules, **given)
+    run = toy_layout(64, 256, framework="megatron-core", cuda_graphs=True, cuda_graph_modules=modules, **given)
     program = layer_program(layer_keys("mtp", ep=4 if kind.experts else 1), MOE, run, cluster_of(DEVICE), kind)
     found: dict[str, float] = {}
     for op in program.ops:
@@ -71,7 +71,7 @@ def test_graphs_of_more_modules_take_less_time_where_the_host_binds() -> None:
     ],
 )
 def test_what_cannot_be_a_graph_is_refused(model: Any, given: dict[str, Any], message: str) -> None:
-    run = run_of(8).replace(**{"framework": "megatron-core", "dp": 8, "zero": 1, "zero_shard_size": 8, **given})
+    run = toy_layout(8, **{"framework": "megatron-core", "dp": 8, "zero": 1, "zero_shard_size": 8, **given})
     with pytest.raises(InputError, match=message):
         check_layout(model, cluster_of(DEVICE), run)
     with pytest.raises(InputError, match=message):
@@ -80,12 +80,12 @@ def test_what_cannot_be_a_graph_is_refused(model: Any, given: dict[str, Any], me
 
 def test_unknown_modules_are_named() -> None:
     with pytest.raises(InputError, match="cuda_graph_modules is 'attn\\+moe'; it must be one or several of attn, mlp"):
-        run_of(8).replace(cuda_graph_modules="attn+moe")
-    assert run_of(8).replace(cuda_graph_modules=["moe_router", "attn"]).cuda_graph_modules == "attn+moe_router"
+        toy_layout(8, cuda_graph_modules="attn+moe")
+    assert toy_layout(8, cuda_graph_modules=["moe_router", "attn"]).cuda_graph_modules == "attn+moe_router"
 
 
 def test_what_graphs_hold_is_named() -> None:
-    assert run_of(8).unmodelled == ()
-    assert run_of(8).replace(cuda_graphs=True).unmodelled == ("the memory that CUDA graphs hold",)
-    both = run_of(8).replace(cuda_graphs=True, deterministic=True).unmodelled
+    assert toy_layout(8).unmodelled == ()
+    assert toy_layout(8, cuda_graphs=True).unmodelled == ("the memory that CUDA graphs hold",)
+    both = toy_layout(8, cuda_graphs=True, deterministic=True).unmodelled
     assert len(both) == 2 and both[1] == "the memory that CUDA graphs hold"

@@ -48,7 +48,7 @@ def test_the_native_loss_by_hand() -> None:
 def test_it_saves_memory_and_takes_no_less_time(h100_model: CostModel) -> None:
     def step(**how: object) -> tuple[float, float]:
         problem = make_problem(MODEL, 8, h100_model, 8192, framework="generic", precision="bf16", **how)
-        found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1)])
+        found = estimated(problem, [problem.layout(zero=1, zero_shard_size=8, num_micro_batches=1)])
         return float(found.times.seconds[0]), float(found.memory.allocated[0])
 
     plain, fused = step(cross_entropy_fusion=True), step(**FUSED)
@@ -68,7 +68,7 @@ def test_logits_are_held_in_fp32_with_any_loss(fused: bool) -> None:
 
 def test_a_framework_that_does_not_fuse_it_refuses() -> None:
     problem = make_problem(MODEL, 8, toy_cost(), 8192, framework="megatron-core")
-    run = problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1, **FUSED)
+    run = problem.layout(zero=1, zero_shard_size=8, num_micro_batches=1, **FUSED)
     with pytest.raises(InputError, match="does not offer cross_entropy_fusion_impl linear"):
         check_layout(MODEL, problem.cluster, run)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references import flops
-from toy import DEVICE, TINY, layer_keys, run_of
+from toy import DEVICE, TINY, layer_keys, toy_layout
 
 from profiler.errors import InputError
 from solver.layers.decoder import layer_program
@@ -28,7 +28,7 @@ MLA = TINY.replace(num_key_value_heads=4, head_dim=12, q_lora_rank=24, kv_lora_r
 def program(
     model: ModelSpec, mode: str = "mtp", tp: int = 1, cp: int = 1, kind: LayerKind = PLAIN, **given: Any
 ) -> LayerProgram:
-    return layer_program(layer_keys(mode, tp, cp), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+    return layer_program(layer_keys(mode, tp, cp), model, toy_layout(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
 def core(layer: LayerProgram) -> Op:

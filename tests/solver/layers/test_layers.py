@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references import flops
-from toy import DEVICE, TINY, layer_keys, layer_linear_parameters, run_of
+from toy import DEVICE, TINY, layer_keys, layer_linear_parameters, toy_layout
 
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
@@ -33,7 +33,7 @@ SEQ = 1024
 def program(model: ModelSpec, mode: str, tp: Any = 1, *, build: Any = layer_program, cp: Any = 1, wp: Any = 1,
             micro_batch_size: Any = 1, **constants: Any) -> LayerProgram:  # fmt: skip
     keys = layer_keys(mode, tp, cp, wp, micro_batch_size)
-    return build(keys, model, run_of(1, SEQ, **constants), cluster_of(DEVICE))
+    return build(keys, model, toy_layout(1, SEQ, **constants), cluster_of(DEVICE))
 
 
 def messages(layer: LayerProgram, stream: str, key: int = 0) -> Counter[tuple[str, str]]:
@@ -485,7 +485,7 @@ def kept_by_a_layer(framework: str, **changes: Any) -> float:
     """Return the bytes that a layer of GQA saves for its backward pass."""
     model = GQA.replace(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, **changes)
     flags = {**known_framework(framework).flags, "framework": framework, "zero": 0, "recompute": "none"}
-    layer = layer_program(layer_keys("mtp"), model, run_of(1, 2048, **flags), cluster_of(DEVICE))
+    layer = layer_program(layer_keys("mtp"), model, toy_layout(1, 2048, **flags), cluster_of(DEVICE))
     kept = [tensor for tensor in layer.saved if Recompute.NONE not in tensor.dropped_by]
     return sum(float(np.ravel(tensor.bytes)[0]) for tensor in kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import DEVICE, TINY, column, dims_of, layer_keys, make_problem, run_of, saved_bytes
+from toy import DEVICE, TINY, column, dims_of, layer_keys, make_problem, saved_bytes, toy_layout
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -33,7 +33,7 @@ KIND = LayerKind(linear=True, rope=False)
 
 def program(model: ModelSpec = LINEAR, mode: str = "msp", kind: LayerKind = KIND, **given: Any) -> LayerProgram:
     sizes = {name: given.pop(name) for name in ("tp", "micro_batch_size") if name in given}
-    return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+    return layer_program(layer_keys(mode, **sizes), model, toy_layout(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
 def test_a_layer_by_hand() -> None:

@@ -31,7 +31,7 @@ MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(max_posit
 def stepped(cost: CostModel, layout: dict[str, Any] | None = None, seq_len: int = 32768, **constants: Any) -> Solutions:
     problem = make_problem(MODEL, 16, cost, seq_len, framework="megatron-core", precision="bf16", **constants)
     base = {"zero": 1, "zero_shard_size": 16, "num_micro_batches": 1, "tp": 1}
-    return estimated(problem, [problem.run.replace(**{**base, **(layout or {})})])
+    return estimated(problem, [problem.layout(**{**base, **(layout or {})})])
 
 
 def attention_flops(cp: int, **constants: Any) -> float:
@@ -137,7 +137,7 @@ def test_what_cannot_run_is_refused(constants: dict[str, Any], layout: dict[str,
     problem = make_problem(MODEL, 16, toy_cost(), 8192, framework="megatron-core")
     with pytest.raises(InputError, match=sentence):
         zero = 3 if constants.get("framework") else 1
-        run = problem.run.replace(zero=zero, zero_shard_size=4, num_micro_batches=1, **constants)
+        run = problem.layout(zero=zero, zero_shard_size=4, num_micro_batches=1, **constants)
         check_layout(MODEL, problem.cluster, run.replace(**layout))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, run_of, tiny
+from toy import DEVICE, TINY, layer_keys, tiny, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
@@ -19,7 +19,7 @@ WIDE = TINY.replace(intermediate_size=1024)
 
 
 def program(model: ModelSpec, mode: str = "mtp", tp: int = 1, **constants: Any) -> LayerProgram:
-    return layer_program(layer_keys(mode, tp), model, run_of(tp, 32, **constants), cluster_of(DEVICE))
+    return layer_program(layer_keys(mode, tp), model, toy_layout(tp, 32, **constants), cluster_of(DEVICE))
 
 
 @pytest.mark.parametrize(("mode", "tokens", "columns"), [("mtp", 32, 512), ("msp", 32, 512), ("isp", 16, 1024)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from references import flops
-from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
+from toy import DEVICE, TINY, estimated, layer_keys, make_problem, toy_layout
 
 from predictor.cost_model import CostModel
 from predictor.network.exchange_law import Exchange
@@ -31,7 +31,7 @@ KIND = LayerKind(experts=True)
 
 def program(model: ModelSpec = MOE, mode: str = "mtp", kind: LayerKind = KIND, **given: Any) -> LayerProgram:
     sizes = {name: given.pop(name) for name in ("tp", "ep", "etp", "micro_batch_size") if name in given}
-    return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+    return layer_program(layer_keys(mode, **sizes), model, toy_layout(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
 def op(layer: LayerProgram, label: str) -> dict[str, float]:
@@ -111,7 +111,7 @@ def test_gathered_tokens_have_a_buffer_that_stays() -> None:
 
 
 def test_torchtitan_divides_experts_within_what_it_shards() -> None:
-    run = run_of(64, SEQ, framework="torchtitan-2026-02", zero=3, zero_shard_size=16, ep=8)
+    run = toy_layout(64, SEQ, framework="torchtitan-2026-02", zero=3, zero_shard_size=16, ep=8)
     normed = MOE.replace(qk_norm="head")
     check_framework(normed, run)
     for changes, sentence in (
@@ -216,7 +216,7 @@ def test_experts_that_stay_home_are_the_same_whatever_the_dispatcher(h100_model:
 
     def seconds(dispatcher: str, ep: int) -> float:
         one = make_problem(model, 8, h100_model, framework="megatron-bridge-26", moe_dispatcher=dispatcher)
-        return float(estimated(one, [one.run.replace(ep=ep)]).times.seconds[0])
+        return float(estimated(one, [one.layout(ep=ep)]).times.seconds[0])
 
     assert seconds("alltoall", 1) == seconds("deepep", 1) == seconds("hybridep", 1)
     assert seconds("alltoall", 2) != seconds("deepep", 2)
@@ -328,7 +328,7 @@ def test_experts_send_what_megatron_core_sends(case: tuple[str, int, int, int]) 
     dispatcher, tp, ep, etp = case
     model = MOE.replace(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, moe_intermediate_size=512,
                         num_experts=8, num_experts_per_tok=2)  # fmt: skip
-    run = run_of(64, 2048, moe_dispatcher=dispatcher, framework="megatron-core")
+    run = toy_layout(64, 2048, moe_dispatcher=dispatcher, framework="megatron-core")
     layer = layer_program(layer_keys("msp", tp=tp, ep=ep, etp=etp), model, run, cluster_of(DEVICE), KIND)
     found: dict[tuple[str, bool], list[int]] = {}
     for one in layer.ops:
@@ -381,7 +381,7 @@ def test_experts_one_after_the_other_are_never_faster(name: str, h100_model: Cos
 
     def seconds(grouped: bool) -> float:
         problem = make_problem(model, 16, h100_model, 4096, framework="megatron-core", moe_grouped_gemm=grouped)
-        return float(estimated(problem, [problem.run.replace(ep=4, dp=16, micro_batch_size=1)]).times.seconds[0])
+        return float(estimated(problem, [problem.layout(ep=4, dp=16, micro_batch_size=1)]).times.seconds[0])
 
     assert seconds(False) >= seconds(True)
 
@@ -425,7 +425,7 @@ def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
     ],
 )  # fmt: skip
 def test_fused_experts_are_refused_where_they_do_not_run(framework: str, given: dict[str, Any], message: str) -> None:
-    run = run_of(8, SEQ, framework=framework, moe_fused_experts=True).replace(**given)
+    run = toy_layout(8, SEQ, framework=framework, moe_fused_experts=True, **given)
     with pytest.raises(InputError, match=message):
         check_framework(MOE, run)
 
@@ -486,7 +486,7 @@ def test_what_consecutive_experts_send() -> None:
     # of 256 experts over 64 ranks in 8 nodes a token goes to 8: two ranks of one node, which is its own in one case of eight
     model = load_run_config(find_model("deepseek_v3")).model
     keys, place = layer_keys("mtp", ep=64), cluster_of(DEVICE)
-    layer = layer_program(keys, model, run_of(64, SEQ, moe_dispatcher="deepep", moe_routing="consecutive"), place, KIND)
+    layer = layer_program(keys, model, toy_layout(64, SEQ, moe_dispatcher="deepep", moe_routing="consecutive"), place, KIND)
     sent = op(layer, "dispatch.forward")
     at = Exchange(*(np.array([sent[name]]) for name in ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
                   bandwidth=np.array([5e10]), groups=np.array([sent["groups"]]), chosen=np.array([sent["chosen"]]))  # fmt: skip
@@ -500,7 +500,7 @@ def test_what_consecutive_experts_send() -> None:
 ])  # fmt: skip
 def test_routing_that_does_not_go_together(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        check_framework(MOE, run_of(8, SEQ, ep=4, **changes))
+        check_framework(MOE, toy_layout(8, SEQ, ep=4, **changes))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -512,6 +512,6 @@ def test_without_other_ranks_all_dispatchers_are_one(precision: str, h100_model:
         for dispatcher in ("alltoall", "deepep", "hybridep"):
             problem = make_problem(model, 8, h100_model, 4096, framework="megatron-bridge-26", precision=precision,
                                    moe_dispatcher=dispatcher)  # fmt: skip
-            found = estimated(problem, [problem.run.replace(dp=8, ep=ep)])
+            found = estimated(problem, [problem.layout(dp=8, ep=ep)])
             seconds.add(round(float(found.times.seconds[0]), 12))
         assert (len(seconds) == 1) == alike, (ep, seconds)

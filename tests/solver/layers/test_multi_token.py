@@ -11,14 +11,16 @@ from solver.layers.multi_token import last_program
 from solver.layers.program import LINEAR, LINEARS, Op
 from solver.spec.cluster import cluster_of
 from solver.spec.layer_kinds import PLAIN
-from tests.toy import DEVICE, TINY, layer_keys, run_of
+from tests.toy import DEVICE, TINY, layer_keys, toy_layout
 
 T, H = 32, 64  #: tokens and hidden size
 MODEL = TINY.replace(num_nextn_predict_layers=1)
 
 
 def program(mode: str, tp: int, **run: Any) -> Any:
-    return last_program(layer_keys(mode, tp), MODEL, run_of(8, T, framework="megatron-core", **run), cluster_of(DEVICE), PLAIN)
+    return last_program(
+        layer_keys(mode, tp), MODEL, toy_layout(8, T, framework="megatron-core", **run), cluster_of(DEVICE), PLAIN
+    )
 
 
 def sizes(ops: list[Op]) -> list[tuple[float, ...]]:

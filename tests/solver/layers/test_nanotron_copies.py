@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import DEVICE, TINY, layer_keys, part, run_of, tiny
+from toy import DEVICE, TINY, layer_keys, part, tiny, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.spec.cluster import cluster_of
@@ -42,7 +42,7 @@ def test_copies_of_queries_keys_and_values(batch: int) -> None:
         keys, values = torch.split(joined, 1, dim=2)
     with Copied() as backward:
         torch.autograd.backward([q, keys, values], [torch.ones_like(x) for x in (q, keys, values)])
-    run = run_of(8, tokens, framework="nanotron", precision="bf16")
+    run = toy_layout(8, tokens, framework="nanotron", precision="bf16")
     program = layer_program(layer_keys("mtp", micro_batch_size=batch), MODEL, run, cluster_of(DEVICE))
     copies = {op.label: float(np.ravel(op.dims["bytes"])[0]) for op in program.ops if op.name == "layout.split"}
     assert copies == {"layout.split.forward": 4 * forward.elements, "layout.split.input_grad": 4 * backward.elements}
@@ -55,7 +55,7 @@ def test_halves_of_one_tensor_are_joined_in_the_backward_pass() -> None:
         (torch.nn.functional.silu(gate) * up).sum().backward()
     assert found.elements == both.numel()  # of 26 bytes an element 8: 4 read and 4 written for both halves
     for framework, copied in (("nanotron", [2 * 2 * found.elements]), ("pytorch-ddp", [])):
-        program = layer_program(layer_keys("mtp"), TINY, run_of(8, TOKENS, framework=framework), cluster_of(DEVICE))
+        program = layer_program(layer_keys("mtp"), TINY, toy_layout(8, TOKENS, framework=framework), cluster_of(DEVICE))
         joins = [float(np.ravel(op.dims["bytes"])[0]) for op in program.ops if op.label == "activation.join.input_grad"]
         assert joins == copied  # 16 bits, read and written
 

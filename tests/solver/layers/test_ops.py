@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, run_of
+from toy import DEVICE, TINY, layer_keys, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.layers.head import head_program
@@ -16,7 +16,7 @@ from solver.spec.cluster import cluster_of
 
 def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> dict[str, Op]:
     """Return the ops of TINY with sequences of 32 tokens, by label."""
-    program = build(layer_keys(mode, tp), TINY, run_of(8, 32, **constants), cluster_of(DEVICE))
+    program = build(layer_keys(mode, tp), TINY, toy_layout(8, 32, **constants), cluster_of(DEVICE))
     return {op.label: op for op in program.ops}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from toy import BYTE, DEVICE, FLOP, TINY, layer_keys, run_of, tiny
+from toy import BYTE, DEVICE, FLOP, TINY, layer_keys, tiny, toy_layout
 
 from solver.formats.model_file import shipped_model
 from solver.layers.decoder import layer_program
@@ -98,7 +98,7 @@ def test_what_selection_by_op_saves_by_hand() -> None:
 def torchtitan_layer(model: str, ep: int = 1, **constants: Any) -> LayerProgram:
     """Return the last layer of a shipped model under torchtitan 0.2."""
     spec = shipped_model(model)
-    run = run_of(8, 4096, framework="torchtitan-2026-02", **constants)
+    run = toy_layout(8, 4096, framework="torchtitan-2026-02", **constants)
     return layer_program(layer_keys("mtp", ep=ep), spec, run, cluster_of(DEVICE), layer_kinds(spec, 4096).kinds[-1])
 
 

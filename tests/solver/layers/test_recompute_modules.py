@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, estimated, layer_keys, make_problem, run_of
+from toy import DEVICE, estimated, layer_keys, make_problem, toy_layout
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -42,7 +42,7 @@ def test_every_name_of_the_tables_is_that_of_an_op_or_a_tensor() -> None:
     ops, modules, tensors = set[str](), set[str](), set[str]()
     for model in models:
         for framework in ("megatron-core", "torchtitan", "nemo-automodel", "megatron-bridge-25", "megatron-core-0.8"):
-            run, cluster = run_of(8, framework=framework, precision="bf16"), cluster_of(DEVICE)
+            run, cluster = toy_layout(8, framework=framework, precision="bf16"), cluster_of(DEVICE)
             for kind in layer_kinds(model).kinds:
                 program = layer_program(layer_keys("msp", tp=2, ep=2), model, run, cluster, kind)
                 ops |= {op.name for op in program.ops}
@@ -63,7 +63,7 @@ def measured(
     """Return (seconds, bytes of activations) of a step."""
     problem = make_problem(model, 8, h100_model, framework=framework, recompute_modules=modules)
     ranks = {"ep": 8} if model.is_mixture_of_experts else {}
-    found = estimated(problem, [problem.run.replace(**BASE, **ranks, recompute=recompute)])
+    found = estimated(problem, [problem.layout(**BASE, **ranks, recompute=recompute)])
     return float(found.times.seconds[0]), float(found.memory.parts[MEMORY_PARTS.index("activations"), 0])
 
 
@@ -96,7 +96,7 @@ def test_bytes_by_hand(h100_model: CostModel) -> None:
 )
 def test_only_norms_that_are_modules_are_recomputed(model: str, framework: str, graphs: str, norms: int) -> None:
     given = {"cuda_graphs": True, "cuda_graph_modules": graphs} if graphs else {}
-    run = run_of(8, 4096, framework=framework, recompute_modules="layernorm", moe_dispatcher="alltoall", **given)
+    run = toy_layout(8, 4096, framework=framework, recompute_modules="layernorm", moe_dispatcher="alltoall", **given)
     spec = shipped_model(model)
     for kind in layer_kinds(spec).kinds[-2:]:
         program = layer_program(layer_keys("msp", ep=2 if kind.experts else 1), spec, run, cluster_of(DEVICE), kind)
@@ -123,7 +123,7 @@ def test_every_module_costs_time_and_saves_memory(h100_model: CostModel) -> None
 
 def test_what_runs_again_is_the_module(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, framework="megatron-core", recompute_modules="moe_act+layernorm")
-    found = estimated(problem, [problem.run.replace(**BASE, ep=8, recompute="selective")])
+    found = estimated(problem, [problem.layout(**BASE, ep=8, recompute="selective")])
     again = {line.name for line in explain(found, 0).lines if line.part == "recompute" and "host" not in line.name}
     assert {name.split(": ")[-1] for name in again} == {"norm1.recompute", "norm2.recompute", "experts.activation.recompute"}
 
@@ -148,7 +148,7 @@ def test_names_are_put_in_order() -> None:
 )
 def test_what_cannot_be_recomputed_is_refused(h100_model: CostModel, changes: dict[str, str], sentence: str) -> None:
     problem = make_problem(DENSE, 8, h100_model, framework="megatron-core")
-    run = problem.run.replace(**BASE, recompute="selective", recompute_modules="mlp").replace(**changes)
+    run = problem.layout(**BASE, recompute="selective", recompute_modules="mlp").replace(**changes)
     with pytest.raises(InputError, match=sentence):
         check_layout(DENSE, problem.cluster, run)
 
@@ -177,7 +177,7 @@ def test_all_modules_recompute_all_but_the_projections_of_attention(h100_model: 
 
 def kept(model: ModelSpec, kind: LayerKind = PLAIN, **constants: Any) -> dict[str, float]:
     """Return the bytes of each tensor that a layer saves of 4,096 tokens on one rank."""
-    run = run_of(1, 4096, framework="megatron-core", **constants)
+    run = toy_layout(1, 4096, framework="megatron-core", **constants)
     program = layer_program(layer_keys("mtp"), model, run, cluster_of(DEVICE), kind)
     return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in program.saved}
 
@@ -187,7 +187,7 @@ def test_the_down_projection_of_experts_casts_what_moe_act_recomputes(recipe: st
     # where its input is kept in 16 bits (not with delayed scales), which the recomputation fills, it is quantised again
     experts = replace(layer_kinds(MODEL, 4096).kinds[-1], quantised=True)
     settings = {"framework": "megatron-bridge-26", "precision": "fp8", "fp8_recipe": recipe, "recompute_modules": "moe_act"}
-    run = run_of(8, 4096, **settings)
+    run = toy_layout(8, 4096, **settings)
     program = layer_program(layer_keys("mtp"), MODEL, run, cluster_of(DEVICE), experts)
     (cast,) = [op for op in program.ops if op.label == "experts.w2.input_cast.forward"]
     assert (Recompute.SELECTIVE in cast.recomputed_by) == again
@@ -215,7 +215,7 @@ def test_modules_of_multi_token_prediction_are_recomputed_with_all_layers_and_no
     def steps(modules: int, **layout: Any) -> tuple[float, float]:
         model = MODEL.replace(num_hidden_layers=4, first_k_dense_replace=0, num_nextn_predict_layers=modules)
         problem = make_problem(model, 8, h100_model, framework=framework)
-        found = estimated(problem, [problem.run.replace(**BASE, ep=8, **layout)])
+        found = estimated(problem, [problem.layout(**BASE, ep=8, **layout)])
         return float(found.times.seconds[0]), float(found.memory.parts[MEMORY_PARTS.index("loss"), 0])
 
     def added(modules: int, **layout: Any) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import DEVICE, layer_keys, run_of
+from toy import DEVICE, layer_keys, toy_layout
 
 from profiler.errors import InputError
 from solver import load_problem, search
@@ -25,7 +25,7 @@ SEQ, SCORES, LOGITS = 512, 4 * 512 * 512, 512 * 1024  #: of one sequence on one 
 
 
 def program(build: object, model: ModelSpec, **constants: object) -> LayerProgram:
-    run = run_of(1, SEQ, framework="nemo", attention="unfused", **constants)
+    run = toy_layout(1, SEQ, framework="nemo", attention="unfused", **constants)
     return build(layer_keys("mtp", 1), model, run, cluster_of(DEVICE))  # type: ignore[operator, no-any-return]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of, toy_cost
+from toy import DEVICE, TINY, estimated, layer_keys, make_problem, toy_cost, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.spec.cluster import cluster_of
@@ -14,7 +14,9 @@ BACKWARD = {"mtp": {"all_reduce"}, "msp": {"reduce_scatter", "regather"}}
 
 def exposed(framework: str, mode: str, split: int) -> dict[str, float]:
     """Return the share of each collective beside a GEMM of the backward pass that stays exposed, by what it does."""
-    found = layer_program(layer_keys(mode, tp=2, split=split), TINY, run_of(2, 512, framework=framework), cluster_of(DEVICE))
+    found = layer_program(
+        layer_keys(mode, tp=2, split=split), TINY, toy_layout(2, 512, framework=framework), cluster_of(DEVICE)
+    )
     return {
         op.name.rpartition(".")[2]: float(np.broadcast_to(op.exposed_share, 1)[0])
         for op in found.ops
@@ -38,6 +40,6 @@ def test_steps_end_together_but_where_what_was_done_is_corrected_later() -> None
         one = make_problem(TINY.replace(num_hidden_layers=8), 4, toy_cost(), 512, framework="megatron-lm-zero-bubble",
                            precision=precision)  # fmt: skip
         layout = {"pp": 4, "dp": 1, "schedule": "zb-2p", "num_micro_batches": 12, "zero": 0}
-        return float(estimated(one, [one.run.replace(**layout)]).times.seconds[0])
+        return float(estimated(one, [one.layout(**layout)]).times.seconds[0])
 
     assert seconds("bf16") > seconds("fp16")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hybrid import ATTENTION, GROUPS, HEADS, HIDDEN, HYBRID, MAMBA, MLP, SEQ, STATE, WIDTH
-from toy import DEVICE, TINY, dims_of, layer_keys, make_problem, run_of, saved_bytes
+from toy import DEVICE, TINY, dims_of, layer_keys, make_problem, saved_bytes, toy_layout
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -28,7 +28,7 @@ from solver.spec.strategy import Strategy
 
 def program(kind: LayerKind, model: ModelSpec = HYBRID, mode: str = "msp", **given: Any) -> LayerProgram:
     sizes = {name: given.pop(name) for name in ("tp", "micro_batch_size") if name in given}
-    return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+    return layer_program(layer_keys(mode, **sizes), model, toy_layout(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
 def test_a_layer_by_hand() -> None:

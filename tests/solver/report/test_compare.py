@@ -26,7 +26,7 @@ MODEL = load_run_config(LLAMA).model
 
 def side(cost: CostModel, **sizes: Any) -> Side:
     problem = make_problem(MODEL, 8, cost, 4096, framework="megatron-core", precision="bf16")
-    return Side(str(sizes), estimate(problem, [problem.run.replace(**sizes)]))
+    return Side(str(sizes), estimate(problem, [problem.layout(**sizes)]))
 
 
 def normal(z: float) -> float:
@@ -51,7 +51,7 @@ def test_what_machines_with_the_same_kernels_share_is_no_doubt(h100_model: CostM
         place = cluster_of(h100_model.device, {"inter_node_gbit_per_gpu": gbit})
         cost = h100_model.with_network(place.network_bandwidth)
         problem = make_problem(MODEL, 64, cost, 4096, place, framework="megatron-core", precision="bf16")
-        sides.append(Side("", estimate(problem, [problem.run.replace(tp=1, dp=64)])))
+        sides.append(Side("", estimate(problem, [problem.layout(tp=1, dp=64)])))
     fast, slow = sides
     mine, others = fast.why.kind_uncertainties(), slow.why.kind_uncertainties()
     variance = 2 * LAYOUT_STD**2 + sum(abs(mine.get(k, 0) ** 2 - others.get(k, 0) ** 2) for k in {*mine, *others})

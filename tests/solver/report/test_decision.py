@@ -47,8 +47,8 @@ def test_what_all_rivals_may_err_by_decides_nothing() -> None:
     """Tensor groups of 16 span nodes: beside one that does not they may be off by 35%, among themselves by what others are."""
     model = LLAMA.replace(num_key_value_heads=32)
     problem = make_problem(model, 32, toy_cost(), 4096, framework="megatron-core", precision="bf16")
-    wide = [problem.run.replace(tp=16, dp=2, num_micro_batches=m) for m in (4, 8)]
-    inside = problem.run.replace(tp=8, dp=4)
+    wide = [problem.layout(tp=16, dp=2, num_micro_batches=m) for m in (4, 8)]
+    inside = problem.layout(tp=8, dp=4)
 
     def own(solutions: Solutions, kinds: list[dict[str, float]]) -> np.ndarray:
         return own_stds([errors_of(solutions, index, one) for index, one in enumerate(kinds)])
@@ -66,7 +66,7 @@ def test_what_all_rivals_may_err_by_decides_nothing() -> None:
 
 def test_a_decision_prints_its_rivals_and_no_arrays() -> None:
     problem = make_problem(LLAMA, 8, toy_cost(), 4096, framework="megatron-core", precision="bf16")
-    rivals = [problem.run.replace(tp=tp, dp=8 // tp, num_micro_batches=tp) for tp in (1, 2)]
+    rivals = [problem.layout(tp=tp, dp=8 // tp, num_micro_batches=tp) for tp in (1, 2)]
     lines = repr(decision_of(problem, rivals[0], rivals)).splitlines()
     assert lines[0] == "<Decision among" and len(lines) == 3 and max(map(len, lines)) < 120
     assert [line.split(" the fastest, ")[1].split(": ")[1].split(",")[0] for line in lines[1:]] == ["mtp dp8", "mtp tp2 dp4"]
@@ -171,7 +171,7 @@ def test_a_part_of_the_step_is_as_uncertain_as_what_the_layout_sends() -> None:
     """ZeRO-1's gradients are not spread as an all-reduce over all ranks, which only ZeRO-0 runs."""
     cost = toy_cost()
     problem = make_problem(LLAMA, 16, cost, framework="megatron-core", overlap_grad_reduce=False, overlap_param_gather=False)
-    layouts = [problem.run.replace(zero=zero, zero_shard_size=16 if zero else 1, dp=16) for zero in (0, 1)]
+    layouts = [problem.layout(zero=zero, zero_shard_size=16 if zero else 1, dp=16) for zero in (0, 1)]
     found = estimate(problem, layouts)
     sync, spread = found.terms.synchronisation, {}
     for op, std in (("gradients.all_reduce", 0.5), ("gradients.reduce_scatter", 0.1)):

@@ -42,7 +42,7 @@ def job(model: str, world: int, tp: int, pp: int, **changed: Any) -> tuple[Probl
     problem = load_problem(f"configs/models/{model}.json", world, profile="h100_sxm", **constants)
     dp = world // tp // pp
     axes = {"tp": tp, "tp_mode": "msp", "pp": pp, "dp": dp, "zero": 1, "zero_shard_size": dp, "num_micro_batches": 8}
-    return problem, problem.run.replace(**axes | {name: value for name, value in changed.items() if name not in GOOD})
+    return problem, problem.layout(**axes | {name: value for name, value in changed.items() if name not in GOOD})
 
 
 def printed(problem: Problem, layout: Strategy, steps: list[float]) -> str:

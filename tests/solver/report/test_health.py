@@ -25,7 +25,7 @@ MODEL = ModelSpec(
 @pytest.fixture(scope="module")
 def solutions() -> Solutions:
     problem = make_problem(MODEL, 16, toy_cost(), framework="megatron-core", grad_dtype="fp32")
-    return estimated(problem, [problem.run.replace(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
+    return estimated(problem, [problem.layout(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
 
 
 def texts(solutions: Solutions, observed: Observation) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_all_reduces_that_are_late_in_a_node_too(solutions: Solutions) -> None:
 
 def test_checked_all_reduces_say_nothing_of_the_links() -> None:
     problem = make_problem(MODEL, 16, toy_cost(), framework="megatron-core", grad_dtype="fp32", collective_checks=True)
-    checked = estimated(problem, [problem.run.replace(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
+    checked = estimated(problem, [problem.layout(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
     observed = Observation(np.empty(0), busbw=0.1 * 2 * 15 / 16 / NETWORK, busbw_in_node=0.5 * 2 * 7 / 8 / LINK)
     assert as_measured(problem, observed) is problem
     assert not any("links as fast as measured" in text for text in texts(checked, observed))

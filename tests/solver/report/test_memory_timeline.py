@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def solved(cost: CostModel, name: str) -> Solutions:
     problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
-    return estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS[name])])
+    return estimated(problem, [problem.layout(zero=1, zero_shard_size=2, **LAYOUTS[name])])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -59,7 +59,7 @@ def test_stages_of_1f1b_hold_as_many_micro_batches_as_come_after(h100_model: Cos
 def test_the_optimizer_s_step_is_a_block_beside_the_passes(h100_model: CostModel) -> None:
     """States in 16 bits are widened for the update, which is the peak of a small micro batch with full recomputation."""
     problem = make_problem(MODEL, 32, h100_model, 8192, framework="megatron-core", optimizer_states="bf16")
-    found = estimated(problem, [problem.run.replace(tp=8, pp=4, dp=1, num_micro_batches=4, recompute="full")])
+    found = estimated(problem, [problem.layout(tp=8, pp=4, dp=1, num_micro_batches=4, recompute="full")])
     step, stages = memory_through_step(found)
     allocated = memory_of_stages(found, 0).allocated
     for stage in stages:

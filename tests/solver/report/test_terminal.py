@@ -43,4 +43,4 @@ def test_mfu_by_both_conventions() -> None:
 )  # fmt: skip
 def test_what_clocks_cost_is_said_as_it_is_priced(changes: dict[str, float], words: str) -> None:
     problem = make_problem(TINY, 1, toy_cost(**changes))
-    assert str(heading(estimated(problem, [problem.run]), "a profile", "")).splitlines()[2] == f"a profile; {words}"
+    assert str(heading(estimated(problem, [problem.layout()]), "a profile", "")).splitlines()[2] == f"a profile; {words}"

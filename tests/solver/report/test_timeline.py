@@ -30,7 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def solved(cost: CostModel, name: str) -> Solutions:
     problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
-    return estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS[name])])
+    return estimated(problem, [problem.layout(zero=1, zero_shard_size=2, **LAYOUTS[name])])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -77,7 +77,7 @@ def test_the_trace_is_what_viewers_read(h100_model: CostModel) -> None:
 
 def test_each_stream_of_collectives_has_a_lane(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 16, h100_model, 4096, framework="megatron-core", precision="bf16")
-    layout = problem.run.replace(zero=1, zero_shard_size=2, pp=2, dp=2, tp=2, cp=2, tp_mode="msp", num_micro_batches=6)
+    layout = problem.layout(zero=1, zero_shard_size=2, pp=2, dp=2, tp=2, cp=2, tp_mode="msp", num_micro_batches=6)
     found = estimated(problem, [layout])
     step = step_timeline(found, 0)
     events = chrome_trace(step)["traceEvents"]
@@ -96,7 +96,7 @@ def test_each_stream_of_collectives_has_a_lane(h100_model: CostModel) -> None:
 
 def test_sends_beside_the_next_pass_are_drawn(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=True)
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS["interleaved"])])
+    found = estimated(problem, [problem.layout(zero=1, zero_shard_size=2, **LAYOUTS["interleaved"])])
     sends = [event for event in chrome_trace(step_timeline(found, 0))["traceEvents"] if event.get("cat") == "send"]
     assert len(sends) == 2 * 12 * (4 * 2 - 1)  # forward and backward, of all chunks but one that has no further one
     assert all(event["dur"] == pytest.approx(1e6 * found.terms.send_recv[0]) for event in sends)
@@ -106,7 +106,7 @@ def test_a_step_that_no_viewer_shows_is_refused(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 4096, framework="generic", precision="bf16")
     layout = {"pp": 8, "dp": 1, "num_micro_batches": 20000}
     with pytest.raises(InputError, match="320,000 passes is too long to draw"):
-        step_timeline(estimated(problem, [problem.run.replace(zero=0, **layout)]), 0)
+        step_timeline(estimated(problem, [problem.layout(zero=0, **layout)]), 0)
 
 
 def test_the_command_line_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,17 +126,17 @@ def test_transfers_that_overlap_delay_the_receiver_only(h100_model: CostModel) -
     model = load_run_config("configs/models/llama3_70b.json").model
     problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=True)
     sizes = {"tp": 4, "pp": 8, "vpp": 10, "dp": 2, "num_micro_batches": 32, "schedule": "interleaved", "zero_shard_size": 2}
-    step = step_timeline(estimated(problem, [problem.run.replace(**sizes)]), 0)
+    step = step_timeline(estimated(problem, [problem.layout(**sizes)]), 0)
     assert step.seconds == pytest.approx(step.predicted, rel=2e-3) and not step.send.any()
     blocking = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=False)
-    waits = step_timeline(estimated(blocking, [blocking.run.replace(**sizes)]), 0)
+    waits = step_timeline(estimated(blocking, [blocking.layout(**sizes)]), 0)
     assert waits.seconds > 1.02 * step.seconds and waits.send.max() > 0
 
 
 def test_a_picture_of_a_long_step_shows_its_beginning_and_its_end(h100_model: CostModel) -> None:
     """Four stages of 2 * 12 passes each are drawn whole; of 2 * 160 a quarter, an eighth at each end."""
     problem = make_problem(MODEL, 8, h100_model, 4096, framework="generic", precision="bf16")
-    layouts = (problem.run.replace(**{**LAYOUTS["1f1b"], "num_micro_batches": count}) for count in (12, 160))
+    layouts = (problem.layout(**{**LAYOUTS["1f1b"], "num_micro_batches": count}) for count in (12, 160))
     short, long = (step_timeline(estimated(problem, [layout]), 0) for layout in layouts)
     (whole,) = timeline_figure(short).axes
     assert whole.get_xlim() == (0.0, short.end) and len(whole.texts) == 4 * 24

@@ -60,7 +60,7 @@ def test_parts_add_up_to_the_step(kernels: list[tuple[str, float, float]]) -> No
 @pytest.fixture(scope="module")
 def explanation() -> Explanation:
     problem = load_problem(CONFIG, 64, profile="h100_sxm", framework="megatron-core")
-    layout = problem.run.replace(tp=4, tp_mode="msp", pp=2, dp=8, num_micro_batches=4, zero=1, zero_shard_size=8)
+    layout = problem.layout(tp=4, tp_mode="msp", pp=2, dp=8, num_micro_batches=4, zero=1, zero_shard_size=8)
     return explain(estimate(problem, [layout]), 0)
 
 

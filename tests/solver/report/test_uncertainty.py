@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from toy import TINY, estimated, make_problem, part, run_of, tiny, toy_cost
+from toy import TINY, estimated, make_problem, part, tiny, toy_cost, toy_layout
 
 from profiler.profile.profiles import find_profile
 from solver.api import machine
@@ -20,7 +20,7 @@ from solver.step.stragglers import SPEED_STD, straggler_share
 
 def test_uncertainties_add_up_as_independent_ones() -> None:
     problem = make_problem(TINY, 32, toy_cost(), 32_768, framework="megatron-core", launch_blocking=True)
-    layout = problem.run.replace(tp=16, tp_mode="msp", dp=2)
+    layout = problem.layout(tp=16, tp_mode="msp", dp=2)
     assert dict(uncertainties(problem, layout)) == {
         "what megatron-core-0.12 does": 0.05, "sequences above 16,384 tokens": 0.15, "a tensor group that spans nodes": 0.35,
         "blocking launches": 0.10,
@@ -42,7 +42,7 @@ def test_uncertainty_grows_with_the_ranks() -> None:
 @pytest.mark.parametrize(("framework", "std"), [("megatron-core", 0.05), ("megatron-deepspeed", 0.09), ("no such one", 0.12)])
 def test_a_framework_that_is_known_less_is_less_certain(framework: str, std: float) -> None:
     problem = make_problem(TINY, 8, toy_cost(), 64, framework=framework)
-    assert dict(uncertainties(problem, problem.run)) == {f"what {problem.framework.name} does": std}
+    assert dict(uncertainties(problem, problem.layout())) == {f"what {problem.framework.name} does": std}
 
 
 def test_every_rank_waits_for_the_slowest() -> None:
@@ -64,12 +64,12 @@ def test_a_network_that_nobody_stated_adds_what_slower_ones_would_cost() -> None
     for name, world, usual in (("usual", 64, True), ("stated", 64, False), ("one node", 8, True)):
         cluster = replace(cluster_of(toy_cost().device), usual_network=usual, network_bandwidth=2e9)
         cost = toy_cost().with_network(cluster.network_bandwidth)
-        solutions[name] = estimated(make_problem(TINY, world, cost, cluster=cluster), [run_of(world)])
+        solutions[name] = estimated(make_problem(TINY, world, cost, cluster=cluster), [toy_layout(world)])
     usual = solutions["usual"]
     seconds, (half, quarter) = float(usual.times.seconds[0]), usual.on_slower_networks[:, 0]
     for share, slower in ((1.0, seconds), (0.5, half), (0.25, quarter)):
         cost = usual.problem.cost.with_network(2e9 * share)
-        again = estimated(replace(usual.problem, cost=cost), [run_of(64)])
+        again = estimated(replace(usual.problem, cost=cost), [toy_layout(64)])
         assert again.times.seconds[0] == pytest.approx(slower, rel=1e-12)
     assert seconds < half < quarter
     # times as likely as the usual one: exp(-log(slower) / 0.1); the mean square about the usual one

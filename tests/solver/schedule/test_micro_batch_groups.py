@@ -96,4 +96,4 @@ def test_a_search_tries_larger_groups_where_pp_does_not_divide_the_micro_batches
 def test_refused(layout: dict[str, Any], reason: str) -> None:
     one = problem()
     with pytest.raises(InputError, match=reason):
-        check_layout(one.model, one.cluster, one.run.replace(**layout))
+        check_layout(one.model, one.cluster, one.layout(**layout))

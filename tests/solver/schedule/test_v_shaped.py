@@ -126,7 +126,7 @@ def strategy_of(found: Solutions) -> Strategy:
 
 def test_the_first_stage_has_both_ends(h100_model: CostModel) -> None:
     problem = make_problem(LLAMA, 8, h100_model, framework="megatron-lm-zero-bubble")
-    base = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=0)
+    base = problem.layout(pp=4, dp=2, num_micro_batches=16, zero=0)
     wave = base.replace(vpp=2, schedule="zb-v", account_for_embedding_in_pipeline_split=False)
     found = estimate_layouts(problem, Layouts.of([base, wave]))
     layers = LLAMA.num_hidden_layers
@@ -142,7 +142,7 @@ def test_the_first_stage_has_both_ends(h100_model: CostModel) -> None:
 
 def test_what_cannot_run_is_refused(h100_model: CostModel) -> None:
     problem = make_problem(LLAMA, 8, h100_model, framework="torchtitan-2025-06")
-    wave = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=2, zero_shard_size=2, vpp=2, schedule="zb-v")
+    wave = problem.layout(pp=4, dp=2, num_micro_batches=16, zero=2, zero_shard_size=2, vpp=2, schedule="zb-v")
     check_layout(problem.model, problem.cluster, wave)
     for changes, sentence in (
         ({"vpp": 1}, "zb-v has two chunks a stage"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -32,14 +31,14 @@ LAYOUT = {"pp": 4, "dp": 2, "zero": 1, "zero_shard_size": 2, "num_micro_batches"
 def test_no_deal_of_the_layers_is_faster(h100_model: CostModel, memory_gib: int) -> None:
     cluster = cluster_of(DEVICES["h100_sxm"], {"memory_gib": memory_gib})
     problem = make_problem(MODEL, 8, h100_model, 8192, cluster, framework="megatron-core", precision="bf16")
-    start = estimated(problem, [problem.run.replace(**LAYOUT)])
+    start = estimated(problem, [problem.layout(**LAYOUT)])
     balance = balanced(start, 0)
     assert balance.solutions.memory.device[0] <= cluster.memory_bytes
     best = np.inf
     for chunks in product(range(1, 7), repeat=4):
         if sum(chunks) != 12:
             continue
-        stated = replace(problem, run=problem.run.replace(pipeline_layout=layout_text(chunks)))
+        stated = problem.with_run(pipeline_layout=layout_text(chunks))
         found = estimate_layouts(stated, balance.solutions.layouts, start.table)
         if found.memory.device[0] <= cluster.memory_bytes:
             best = min(best, float(found.times.seconds[0]))
@@ -65,10 +64,10 @@ def test_the_best_layouts_get_no_slower(h100_model: CostModel) -> None:
 def test_what_cannot_be_dealt_is_refused(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
     with pytest.raises(InputError, match="nothing to balance"):
-        balanced(estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8)]), 0)
+        balanced(estimated(problem, [problem.layout(zero=1, zero_shard_size=8)]), 0)
     other = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-deepspeed", precision="bf16")
     with pytest.raises(InputError, match="assigns layers to stages itself under schedule 1f1b"):
-        balanced(estimated(other, [other.run.replace(**LAYOUT)]), 0)
+        balanced(estimated(other, [other.layout(**LAYOUT)]), 0)
 
 
 def test_the_command_line_says_what_it_brings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

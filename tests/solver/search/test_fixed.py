@@ -61,7 +61,7 @@ def test_the_text_of_the_option() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("tpp=8", "tpp is no axis of a search (did you mean 'tp'?); axes are tp_mode"), ("tp", "give each axis once, as in tp=8"),
+    [("tpp=8", "tpp is no axis of a search (did you mean 'tp'?); axes are tp"), ("tp", "give each axis once, as in tp=8"),
      ("tp=8,tp=4", "give each axis once"),
      ("tp=0", "tp is 0; it must be a whole number of at least 1"), ("tp=two", "tp is 'two'; it must be a whole number"),
      ("schedule=dualpipe", "dualpipev (DualPipe with pp stages is dualpipev with half as many and twice the replicas"),
@@ -99,7 +99,7 @@ def test_axes_are_not_constants_and_batches_have_a_unit() -> None:
 
 def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None:
     problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024")
-    layout = problem.run.replace(tp=2, tp_mode="msp", dp=8, zero=1, recompute="full", recompute_layers=-1)
+    layout = problem.layout(tp=2, tp_mode="msp", dp=8, zero=1, recompute="full", recompute_layers=-1)
     settings = ("tp_mode", "recompute", "recompute_layers", "micro_batch_size")
     fixed = fixed_but(("tp", "pp"), {"zero": 0}, layout, stated=settings)
     assert "dp" not in fixed and "num_micro_batches" not in fixed and "zero_shard_size" not in fixed and "tp" not in fixed

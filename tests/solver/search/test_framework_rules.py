@@ -162,7 +162,7 @@ def test_explicit_layouts_are_held_against_the_same_rules(framework: str, layout
     problem = make_problem(model, 8, toy_cost(), 512, framework=framework)
     shard = {"zero_shard_size": 4} if layout.get("zero") else {}
     with pytest.raises(InputError) as error:
-        estimate(problem, [problem.run.replace(**{"zero": 0, **shard, **layout})])
+        estimate(problem, [problem.layout(**{"zero": 0, **shard, **layout})])
     assert message in str(error.value)
 
 
@@ -171,7 +171,7 @@ def test_megatron_shards_experts_into_as_many_groups_as_the_rest(shard: int, ep:
     """parallel_state.py: 16 / shard optimizer instances must divide the 16 / ep ranks that hold copies of an expert."""
     model = GQA.replace(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)
     problem = make_problem(model, 16, toy_cost(), 512, framework="megatron-core")
-    layout = problem.run.replace(dp=16, ep=ep, zero=1, zero_shard_size=shard)
+    layout = problem.layout(dp=16, ep=ep, zero=1, zero_shard_size=shard)
     if runs:
         check_layout(model, problem.cluster, layout)
         return
@@ -189,7 +189,7 @@ def test_megatron_gathers_parameters_beside_compute_where_it_reduces_there(frame
     """arguments.py asserts it; Megatron-Bridge does not run arguments.py."""
     run = {"overlap_grad_reduce": False, "overlap_param_gather": True}
     problem = make_problem(GQA, 8, toy_cost(), 512, framework=framework, **run)
-    layout = problem.run.replace(dp=8, zero=1, zero_shard_size=8)
+    layout = problem.layout(dp=8, zero=1, zero_shard_size=8)
     if framework == "megatron-bridge":
         check_layout(GQA, problem.cluster, layout)
         return

@@ -39,7 +39,7 @@ def around(request: pytest.FixtureRequest, h100_model: CostModel) -> Neighbourho
     problem = problem_of(h100_model, request.param, 32)
     sizes = {"tp": 2, "pp": 4, "dp": 4, "zero": 1, "zero_shard_size": 2, "micro_batch_size": 2, "num_micro_batches": 8}
     experts = {"tp_mode": "msp", "ep": 4} if request.param is MIXTRAL else {}
-    layout = problem.run.replace(**sizes, **experts, vpp=2, schedule="interleaved", recompute="full", recompute_layers=4)
+    layout = problem.layout(**sizes, **experts, vpp=2, schedule="interleaved", recompute="full", recompute_layers=4)
     return neighbours(problem, layout)
 
 

@@ -364,7 +364,7 @@ def test_schedules_are_an_axis_where_the_framework_has_several() -> None:
 
 def test_an_explicit_layout_runs_the_schedule_that_it_states() -> None:
     problem = make_problem(TINY.replace(num_hidden_layers=8), 8, toy_cost(), 512, framework="generic")
-    layout = problem.run.replace(pp=4, dp=2, num_micro_batches=8, zero=0)
+    layout = problem.layout(pp=4, dp=2, num_micro_batches=8, zero=0)
     found = estimate(problem, [layout.replace(schedule=name) for name in ("1f1b", "gpipe", "zb-h1", "zb-2p")])
     one, gpipe, h1, two = found.times.seconds
     assert two < h1 < one == gpipe  # GPipe takes as long as 1F1B and holds all eight micro batches instead of four
@@ -374,7 +374,7 @@ def test_an_explicit_layout_runs_the_schedule_that_it_states() -> None:
         estimate(problem, [layout.replace(schedule="gpipe", vpp=2)])
     core = make_problem(TINY.replace(num_hidden_layers=8), 8, toy_cost(), 512, framework="megatron-core")
     with pytest.raises(InputError, match="megatron-core-0.12 does not offer schedule gpipe"):
-        estimate(core, [core.run.replace(pp=4, dp=2, num_micro_batches=8, zero=0, schedule="gpipe")])
+        estimate(core, [core.layout(pp=4, dp=2, num_micro_batches=8, zero=0, schedule="gpipe")])
 
 
 def test_a_share_of_a_stage_is_recomputed_in_each_of_its_chunks() -> None:

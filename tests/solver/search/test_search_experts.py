@@ -138,7 +138,7 @@ def test_how_much_of_the_exchange_is_hidden_by_hand(h100_model: CostModel) -> No
         for flag in (False, True)
     )
     layout = {"ep": 4, "num_micro_batches": 4, "zero_shard_size": 16}
-    found, later = (estimate_layouts(problem, Layouts.of([problem.run.replace(**layout)])) for problem in (beside, delayed))
+    found, later = (estimate_layouts(problem, Layouts.of([problem.layout(**layout)])) for problem in (beside, delayed))
     part = found.table.layers[1]
     apart = part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0)
     assert found.times.hidden[1, 0] == pytest.approx(3 / 4 * (apart - part.paired[0])[0], rel=1e-9)
@@ -153,7 +153,7 @@ def test_larger_groups_of_micro_batches_hide_less(h100_model: CostModel) -> None
     shares = []
     for group in (0, 2, 4, 6):
         problem = problem_of(plain, h100_model, moe_exchange_overlap=True, cuda_graphs=True, micro_batch_group=group)
-        found = estimate_layouts(problem, Layouts.of([problem.run.replace(**shape)]))
+        found = estimate_layouts(problem, Layouts.of([problem.layout(**shape)]))
         part, key = found.table.layers[1], int(found.terms.key[0])
         apart = (part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0))[key]
         shares.append(float(found.times.hidden[1, 0] / (apart - part.paired[0, key])))
@@ -164,11 +164,11 @@ def test_larger_groups_of_micro_batches_hide_less(h100_model: CostModel) -> None
 def test_only_the_projection_to_the_vocabulary_is_deferred(h100_model: CostModel) -> None:
     shape = {"pp": 2, "dp": 8, "num_micro_batches": 8, "zero_shard_size": 8}
     problem = problem_of(DEEP, h100_model, defer_embedding_wgrad_compute=True)
-    found = estimate_layouts(problem, Layouts.of([problem.run.replace(**shape)]))
+    found = estimate_layouts(problem, Layouts.of([problem.layout(**shape)]))
     assert float(found.terms.projection_weight_grad[0]) < 0.5 * float(found.terms.head_weight_grad[0])
     tokens = problem.run.seq_len
     at_once = problem_of(DEEP, h100_model)
-    before = estimate_layouts(at_once, Layouts.of([at_once.run.replace(**shape)]))
+    before = estimate_layouts(at_once, Layouts.of([at_once.layout(**shape)]))
     more = memory_of_stages(found, 0).allocated[-1] - memory_of_stages(before, 0).allocated[-1]
     assert more == pytest.approx(8 * tokens * (DEEP.hidden_size + DEEP.vocab_size) * 2, rel=1e-6)
 
@@ -177,7 +177,7 @@ def test_schedules_that_split_the_backward_pass_delay_weight_gradients(h100_mode
     problem = problem_of(DEEP, h100_model, framework="generic", moe_exchange_overlap=True, cuda_graphs=True)
     shape = {"ep": 4, "pp": 2, "dp": 8, "vpp": 2, "num_micro_batches": 8, "zero_shard_size": 8}
     wave, interleaved = (
-        estimate_layouts(problem, Layouts.of([problem.run.replace(**shape, schedule=name)])) for name in ("dualpipev", "1f1b")
+        estimate_layouts(problem, Layouts.of([problem.layout(**shape, schedule=name)])) for name in ("dualpipev", "1f1b")
     )
     part, key = wave.table.layers[1], int(wave.terms.key[0])
     apart = (part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0))[key]
@@ -196,7 +196,7 @@ def test_schedules_that_split_the_backward_pass_delay_weight_gradients(h100_mode
 def test_what_cannot_be_delayed_is_refused(constants: dict[str, Any], reason: str, h100_model: CostModel) -> None:
     problem = problem_of(DEEP, h100_model, **constants)
     with pytest.raises(InputError, match=reason):
-        check_layout(DEEP, problem.cluster, problem.run.replace(ep=4))
+        check_layout(DEEP, problem.cluster, problem.layout(ep=4))
     with pytest.raises(InputError, match=reason):
         search(problem, 32)
 
@@ -222,7 +222,7 @@ def test_what_megatron_refuses_together_is_neither_predicted_nor_searched(
     problem = problem_of(DEEP.replace(num_nextn_predict_layers=0), h100_model, **constants)
     recompute = {"recompute": "selective"} if "recompute_modules" in constants else {}
     with pytest.raises(InputError, match=reason):
-        check_layout(problem.model, problem.cluster, problem.run.replace(ep=4, **recompute))
+        check_layout(problem.model, problem.cluster, problem.layout(ep=4, **recompute))
     if recompute:  # a search leaves the level out
         levels = search(problem, 32, top=10_000).best.layouts.recompute
         assert int(Recompute.SELECTIVE) not in levels
@@ -233,7 +233,7 @@ def test_what_megatron_refuses_together_is_neither_predicted_nor_searched(
 
 def test_multi_token_prediction_costs_a_layer_and_a_loss(h100_model: CostModel) -> None:
     with_it, without = (problem_of(DEEP.replace(num_nextn_predict_layers=n), h100_model) for n in (1, 0))
-    layout = with_it.run.replace(num_micro_batches=2, zero_shard_size=16)
+    layout = with_it.layout(num_micro_batches=2, zero_shard_size=16)
     one, other = (estimate_layouts(p, Layouts.of([layout])) for p in (with_it, without))
     assert one.times.seconds[0] > 1.05 * other.times.seconds[0]
     assert one.memory.device[0] > other.memory.device[0]
@@ -245,9 +245,9 @@ def test_rings_do_not_pass_windows(h100_model: CostModel) -> None:
     assert set(space.splits.cp.tolist()) == {1}
     assert any("windows" in reason for reason in space.rejected)
     with pytest.raises(InputError, match="ring does not work with windows"):
-        check_layout(WINDOWS, ring.cluster, ring.run.replace(cp=2, dp=8))
+        check_layout(WINDOWS, ring.cluster, ring.layout(cp=2, dp=8))
     with pytest.raises(InputError, match="attention sinks under Transformer Engine; use cp_comm a2a"):
-        check_layout(WINDOWS, ring.cluster, ring.run.replace(cp=2, dp=8, cp_comm="allgather"))
+        check_layout(WINDOWS, ring.cluster, ring.layout(cp=2, dp=8, cp_comm="allgather"))
     plain = WINDOWS.replace(attention_sinks=False)
     short = problem_of(plain, h100_model, cp_comm="ring", seq_len=512)  # the window is no window then
     assert 2 in enumerate_splits(short, 32).splits.cp
@@ -272,7 +272,7 @@ def test_what_does_not_run_is_refused(h100_model: CostModel, layout: dict[str, A
     if layout.get("world_size") == 15:
         cluster = replace(cluster, gpus_per_node=15)
     with pytest.raises(InputError, match=message):
-        check_layout(DEEP, cluster, problem.run.replace(**layout))
+        check_layout(DEEP, cluster, problem.layout(**layout))
 
 
 def test_experts_with_biases_are_whole_under_megatron_core(h100_model: CostModel) -> None:
@@ -282,13 +282,13 @@ def test_experts_with_biases_are_whole_under_megatron_core(h100_model: CostModel
         problem = problem_of(biased, h100_model, framework=framework)
         assert set(enumerate_splits(problem, 32).splits.etp.tolist()) == {1}
         with pytest.raises(InputError, match="does not run ep 2 and etp 2 with tp 2 and biases of experts"):
-            check_layout(biased, problem.cluster, problem.run.replace(tp=2, dp=8, ep=2, etp=2, tp_mode="msp"))
+            check_layout(biased, problem.cluster, problem.layout(tp=2, dp=8, ep=2, etp=2, tp_mode="msp"))
     assert 2 in enumerate_splits(problem_of(biased, h100_model, framework="generic"), 32).splits.etp
 
 
 def test_ranks_that_experts_do_not_divide_are_refused(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="ep 3 . etp 1 does not divide the 16 ranks"):
-        problem_of(DEEP, h100_model).run.replace(ep=3)
+        problem_of(DEEP, h100_model).layout(ep=3)
 
 
 def test_a_framework_without_experts_searches_none(h100_model: CostModel) -> None:

@@ -39,7 +39,7 @@ def with_counts(
     problem: Problem, counts: tuple[int, ...] | str, table: LayerTable | None = None, **changes: object
 ) -> Solutions:
     text = counts if isinstance(counts, str) else "+".join(map(str, counts))
-    run = problem.run.replace(**{**LAYOUT, "recompute_stage_layers": text, **changes})
+    run = problem.layout(**{**LAYOUT, "recompute_stage_layers": text, **changes})
     return estimate_layouts(replace(problem, run=run), Layouts.of([run]), table)
 
 
@@ -93,7 +93,7 @@ def test_stages_hold_and_take_what_their_own_numbers_say(h100_model: CostModel) 
 @pytest.mark.parametrize("gib", [23, 26, 30, 80])
 def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel, gib: float) -> None:
     problem = problem_of_memory(h100_model, gib)
-    start = estimated(problem, [problem.run.replace(**{**LAYOUT, "pipeline_layout": ""})])
+    start = estimated(problem, [problem.layout(**{**LAYOUT, "pipeline_layout": ""})])
     balance = balanced(start, 0)
     assert balance.seconds <= balance.uniform * (1 + 1e-9)
     if gib == 26:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_the_best_is_the_best_of_all_searches(h100_model: CostModel) -> None:
     assert float(fastest.best.times.seconds[0]) == seconds[0]
     assert seconds == sorted(seconds)
     for variant in found:
-        alone = search(replace(problem, run=problem.run.replace(**variant.constants)), 128, fixed={"cp": 2})
+        alone = search(problem.with_run(**variant.constants), 128, fixed={"cp": 2})
         assert variant.seconds == float(alone.best.times.seconds[0])
     assert len({variant.seconds for variant in found}) > 2, "both axes change the step"
 
@@ -137,9 +136,9 @@ def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h
     ]  # fmt: skip
     with pytest.raises(InputError, match="--also fp8_attention varies nothing"):  # of a 16-bit run
         variants_of(problem, {"fp8_attention": ()})
-    quantised = replace(problem, run=problem.run.replace(framework="megatron-bridge-26", precision="fp8"))
+    quantised = problem.with_run(framework="megatron-bridge-26", precision="fp8")
     assert [one["fp8_attention"] for one in variants_of(quantised, {"fp8_attention": ()})] == [False, True]
-    narrower = replace(quantised, run=quantised.run.replace(fp8_recipe="tensorwise"))  # beside which master weights stay whole
+    narrower = quantised.with_run(fp8_recipe="tensorwise")  # beside which master weights stay whole
     assert [one["optimizer_states"] for one in variants_of(narrower, {"optimizer_states": ()})] == ["fp32", "bf16", "8bit"]
     found, _ = search_variants(problem, 128, {"optimizer_states": ()}, fixed={"tp": 2, "pp": 1, "recompute": "none"})
     memory = {variant.constants["optimizer_states"]: variant.best.memory for variant in found if variant.best}

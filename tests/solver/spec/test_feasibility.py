@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import DEVICE, TINY, run_of
+from toy import DEVICE, TINY, toy_layout
 
 from profiler.errors import InputError
 from solver.spec.can_run import CanRun
@@ -126,7 +126,7 @@ def test_what_a_framework_can_run() -> None:
 )  # fmt: skip
 def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_layout(MODEL, cluster_of(DEVICE), run_of(8, framework="internevo-2024").replace(**layout))
+        check_layout(MODEL, cluster_of(DEVICE), toy_layout(8, framework="internevo-2024", **layout))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) ->
     ],
 )
 def test_layouts_at_the_edge_of_the_rules(layout: dict[str, Any]) -> None:
-    check_layout(MODEL, cluster_of(DEVICE), run_of(8, framework="internevo-2024").replace(**layout))
+    check_layout(MODEL, cluster_of(DEVICE), toy_layout(8, framework="internevo-2024", **layout))
 
 
 def test_transformer_engine_s_modules_are_not_compiled() -> None:

@@ -66,7 +66,7 @@ def test_searches_offer_it_only_where_it_runs(h100_model: CostModel) -> None:
     assert CONSTANT_AXES["fp8_attention"](problem("tensorwise")) == [False]
     with pytest.raises(InputError, match="needs fp8_recipe delayed"):
         problem("tensorwise", fp8_attention=True)
-    gathers = problem("delayed").run.replace(fp8_attention=True, cp_comm="allgather")
+    gathers = problem("delayed").layout(fp8_attention=True, cp_comm="allgather")
     assert context_exchange_broken(MODELS["llama3_8b"], gathers) == "with fp8_attention; use cp_comm ring or a2a"
 
 

@@ -69,8 +69,8 @@ def test_layers_dealt_evenly_are_the_even_division(h100_model: CostModel, pp: in
         make_problem(LLAMA, 8, h100_model, framework="megatron-core", **({"pipeline_layout": given_} if given_ else {}))
         for given_ in ("", text)
     )
-    one, other = (estimated(problem, [problem.run.replace(**base)]) for problem in (plain, stated))
-    check_layout(LLAMA, stated.cluster, stated.run.replace(**base))
+    one, other = (estimated(problem, [problem.layout(**base)]) for problem in (plain, stated))
+    check_layout(LLAMA, stated.cluster, stated.layout(**base))
     assert one.times.seconds[0] == pytest.approx(other.times.seconds[0], rel=1e-12)
     np.testing.assert_allclose(memory_of_stages(one, 0).parts, memory_of_stages(other, 0).parts, rtol=1e-12)
     assert chunk_layers(layout_text(chunks_of(one, 0))) == chunks_of(other, 0) == chunk_layers(text)
@@ -81,7 +81,7 @@ def test_a_light_last_stage_makes_the_step_faster(h100_model: CostModel) -> None
     seconds = {}
     for text in ("Et*4|t*4|t*4|t*4L", "Et*4|t*5|t*4|t*3L", "Et*7|t*3|t*3|t*3L"):
         problem = make_problem(LLAMA.replace(vocab_size=128000), 8, h100_model, framework="megatron-core", pipeline_layout=text)
-        found = estimated(problem, [problem.run.replace(**base)])
+        found = estimated(problem, [problem.layout(**base)])
         assert layers_of_stages(found, 0).tolist() == list(chunk_layers(text))
         seconds[text] = found.times.seconds[0]
     even, light, heavy = seconds.values()
@@ -99,7 +99,7 @@ def test_a_light_last_stage_makes_the_step_faster(h100_model: CostModel) -> None
 )
 def test_layouts_that_do_not_belong_are_refused(h100_model: CostModel, changes: dict[str, object], sentence: str) -> None:
     problem = make_problem(LLAMA, 8, h100_model, framework="megatron-core")
-    run = problem.run.replace(pp=4, dp=2, num_micro_batches=8, pipeline_layout="Et*4|t*4|t*4|t*4L")
+    run = problem.layout(pp=4, dp=2, num_micro_batches=8, pipeline_layout="Et*4|t*4|t*4|t*4L")
     with pytest.raises(InputError, match=sentence):
         check_layout(LLAMA, problem.cluster, run.replace(**changes))
 

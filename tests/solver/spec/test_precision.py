@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, make_problem, run_of, toy_cost
+from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, make_problem, toy_cost, toy_layout
 
 from predictor.cost_model import CostModel
 from predictor.kernels.memory_bound import MemoryBoundModel
@@ -26,7 +26,7 @@ from solver.step.time import TIME_PARTS
 
 
 def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBytes:
-    return element_bytes(run_of(1, precision=precision, grad_dtype=grad_dtype), framework_of(framework))
+    return element_bytes(toy_layout(1, precision=precision, grad_dtype=grad_dtype), framework_of(framework))
 
 
 def test_bytes_of_every_precision() -> None:
@@ -40,7 +40,7 @@ def test_bytes_of_every_precision() -> None:
 def tiny(world_size: int = 1, layout: Mapping[str, Any] | None = None, **constants: Any) -> Solutions:
     run = {"framework": "pytorch", "grad_dtype": "fp32", **constants}
     problem = make_problem(TINY, world_size, toy_cost(), 32, **run)
-    return estimated(problem, [problem.run.replace(zero=0, **(layout or {}))])
+    return estimated(problem, [problem.layout(zero=0, **(layout or {}))])
 
 
 def test_fp32_weights_and_states_are_16_bytes_per_parameter() -> None:
@@ -125,7 +125,7 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
 def test_block_scaled_fp8_has_the_same_peak() -> None:
     cost = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15}))
     problems = [make_problem(TINY, 1, cost, 64, precision=name, framework="megatron-core") for name in ("fp8", "mxfp8")]
-    plain, scaled = (estimated(each, [each.run]) for each in problems)
+    plain, scaled = (estimated(each, [each.layout()]) for each in problems)
     assert plain.mfu[0] / plain.tgs[0] == pytest.approx(scaled.mfu[0] / scaled.tgs[0], rel=1e-12)
 
 
@@ -144,10 +144,10 @@ def test_frameworks_without_quantised_linears_are_named(h100_model: CostModel, f
 
 def quantised(device: Device = DEVICE, **constants: Any) -> Solutions:
     """Return a step of TINY on two ranks that share the optimizer (ZeRO-1), under Megatron-Core in fp8."""
-    run = {"framework": "megatron-core", "precision": "fp8", "zero": 1, "zero_shard_size": 2, **constants}
+    run = {"framework": "megatron-core", "precision": "fp8", **constants}
     run |= {"overlap_param_gather": False, "overlap_grad_reduce": False}
     problem = make_problem(TINY, 2, toy_cost(device=device), 64, **run)
-    return estimated(problem, [problem.run])
+    return estimated(problem, [problem.layout(zero=1, zero_shard_size=2)])
 
 
 def test_quantised_weights_are_held_beside_the_16_bit_ones_or_instead() -> None:
@@ -184,4 +184,4 @@ def test_what_a_framework_does_not_offer_in_quantised_runs_is_refused() -> None:
         ({"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 1}, "more layers are to stay in bf16"),
     ):
         with pytest.raises(InputError, match=wrong):
-            check_layout(TINY, cluster_of(DEVICE), run_of(2, 64, precision="fp8", **run))
+            check_layout(TINY, cluster_of(DEVICE), toy_layout(2, 64, precision="fp8", **run))

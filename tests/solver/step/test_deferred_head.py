@@ -39,7 +39,7 @@ def problem(**constants: Any) -> Problem:
 
 def estimated(m: int = 8, pp: int = 4, **constants: Any) -> Solutions:
     one = problem(**constants)
-    return estimate_layouts(one, Layouts.of([one.run.replace(pp=pp, dp=4 // pp, num_micro_batches=m)]))
+    return estimate_layouts(one, Layouts.of([one.layout(pp=pp, dp=4 // pp, num_micro_batches=m)]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,7 +106,7 @@ def test_what_hides_gradients_is_the_drain_of_the_other_stages(h100_model: CostM
         make_problem(model, 2, h100_model, 4096, framework="megatron-core", p2p_overlap=False, cuda_graphs=True,
                      defer_embedding_wgrad_compute=defers) for defers in (False, True)
     )  # fmt: skip
-    layout = Layouts.of([at_once.run.replace(pp=2, dp=1, num_micro_batches=8)])
+    layout = Layouts.of([at_once.layout(pp=2, dp=1, num_micro_batches=8)])
     before, after = (estimate_layouts(one, layout) for one in (at_once, later))
     dense = 2 * float(before.table.layers[0].times.backward.sum(axis=0)[0])
     grad = float(before.terms.projection_weight_grad[0])
@@ -142,7 +142,7 @@ def test_refused(constants: dict[str, Any], layout: dict[str, int], reason: str)
         WIDE, 4, toy_cost(), 512, **{"framework": "megatron-core", "defer_embedding_wgrad_compute": True, **constants}
     )
     with pytest.raises(InputError, match=reason):
-        check_layout(WIDE, one.cluster, one.run.replace(**layout))
+        check_layout(WIDE, one.cluster, one.layout(**layout))
 
 
 def test_behind_interleaved_stages_one_chunk_of_each_drains() -> None:
@@ -151,7 +151,7 @@ def test_behind_interleaved_stages_one_chunk_of_each_drains() -> None:
     seconds = {}
     for later in (False, True):
         one = make_problem(WIDE, 2, toy_cost(), 512, **run, defer_embedding_wgrad_compute=later)
-        seconds[later] = estimate_layouts(one, Layouts.of([one.run.replace(pp=2, vpp=2, dp=1, num_micro_batches=8)]))
+        seconds[later] = estimate_layouts(one, Layouts.of([one.layout(pp=2, vpp=2, dp=1, num_micro_batches=8)]))
     before, after = (float(found.times.seconds[0] - found.times.after[-1, 0]) for found in seconds.values())
     drains = float(seconds[False].table.layer.times.backward.sum(axis=0)[0])
     assert drains < 8 * float(seconds[False].terms.head_weight_grad[0])

@@ -47,7 +47,7 @@ def test_speeds_of_a_step(framework: str, precision: str, peaks: dict[str, float
     # 2 ranks of 3 micro batches of 4 sequences of 32 tokens
     cost = toy_cost(device=replace(DEVICE, peak_flops=peaks))
     problem = make_problem(TINY, 2, cost, 32, precision=precision, framework=framework)
-    found = estimated(problem, [problem.run.replace(micro_batch_size=4, num_micro_batches=3)])
+    found = estimated(problem, [problem.layout(micro_batch_size=4, num_micro_batches=3)])
     step = found.times.seconds[0]
     assert found.tokens[0] == 768 and found.tgs[0] == pytest.approx(768 / 2 / step, rel=1e-12)
     # 6 FLOPs for each of 2 * 36,864 + 256 * 64 weights and token, and 12 for each of 4 * 16 dimensions, two layers and 16 keys

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, make_problem, run_of, some_layouts, toy_cost
+from toy import DEVICE, TINY, layer_keys, make_problem, some_layouts, toy_cost, toy_layout
 
 from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
@@ -27,7 +27,7 @@ def measured(seconds: float) -> CostModel:
 
 
 def test_the_ops_of_the_timed_layer_are_counted() -> None:
-    program = layer_program(layer_keys("mtp"), TINY, run_of(1, 16, framework="pytorch-ddp"), cluster_of(DEVICE))
+    program = layer_program(layer_keys("mtp"), TINY, toy_layout(1, 16, framework="pytorch-ddp"), cluster_of(DEVICE))
     estimates = estimate_ops(program.ops, 1, toy_cost())
     assert layer_times(estimates, estimates.exposed(False), host_op_seconds=1.0).host.sum() == PLAIN_LAUNCHES
 

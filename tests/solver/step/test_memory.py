@@ -62,7 +62,7 @@ def with_zero(solutions: Solutions, zero: int) -> Solutions:
 def test_two_stages_by_hand() -> None:
     assert TINY_SAVED == 53_760
     problem = make_problem(TINY, 2, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
+    found = estimated(problem, [problem.layout(dp=1, pp=2, zero=0)])
     # The last stage: one layer, the head of 256 * 64 and its norm; 16-bit weights and gradients, 12 bytes of fp32 states.
     elements = TINY_LAYER + 256 * 64 + 64
     last = {
@@ -88,7 +88,7 @@ def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
     # four stages of one layer each: the first holds up to four micro batches of activations, fewer where there are fewer
     model = TINY.replace(num_hidden_layers=4)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
-    layout = problem.run.replace(dp=1, pp=4, zero=0)
+    layout = problem.layout(dp=1, pp=4, zero=0)
     found = estimated(problem, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
     first = 16 * (TINY_LAYER + 256 * 64) + TINY_SAVED * np.array([1, 2, 3, 4, 4]) + TINY_WORKING
     last = 16 * (TINY_LAYER + 256 * 64 + 64) + TINY_SAVED + 2 * 32 * 64 * 2 + LOGITS * 6
@@ -100,7 +100,7 @@ def test_single_layers_are_recomputed_alone_whatever_the_chunks() -> None:
     # 15 layers and the embedding in four chunks: of each layer its input is kept, 4,096 values of two bytes of 139,392 bytes
     problem = make_problem(replace(MODEL, num_hidden_layers=30), 2, toy_cost(), framework="megatron-core")
     ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-    layout = problem.run.replace(**ends, dp=1, pp=2, vpp=4, schedule="interleaved", num_micro_batches=8, zero=0)
+    layout = problem.layout(**ends, dp=1, pp=2, vpp=4, schedule="interleaved", num_micro_batches=8, zero=0)
     kept, whole = (memory_of_stages(estimated(problem, [layout.replace(recompute=level)]), 0).parts[MEMORY_PARTS.index(
         "activations"), 0] for level in ("full", "none"))  # fmt: skip
     assert kept / whole == pytest.approx(8192 / 139_392, rel=1e-9)
@@ -109,7 +109,7 @@ def test_single_layers_are_recomputed_alone_whatever_the_chunks() -> None:
 def test_recomputation_by_hand() -> None:
     # one device, two layers: full recomputation saves each layer's input (32 * 64 * 2 bytes) and all of one layer
     problem = make_problem(TINY, 1, toy_cost(), **PLAIN)
-    layout = problem.run.replace(zero=0)
+    layout = problem.layout(zero=0)
     found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
     kept = 32 * 64 * 2
     # not at the same time: the memory of the loss is freed before layers are recomputed
@@ -123,7 +123,7 @@ def test_recomputation_by_hand() -> None:
 def test_layers_that_are_recomputed_at_once_share_an_input_by_hand() -> None:
     # the input of the first layer is kept; both layers are there again while the second one's gradients are computed
     problem = make_problem(TINY, 1, toy_cost(), **PLAIN, recompute_group=2)
-    found = estimated(problem, [problem.run.replace(zero=0, recompute="full", recompute_group=2)])
+    found = estimated(problem, [problem.layout(zero=0, recompute="full", recompute_group=2)])
     assert found.memory.allocated[0] == 16 * (2 * TINY_LAYER + 2 * 256 * 64 + 64) + 2 * TINY_SAVED + TINY_WORKING
 
 
@@ -134,7 +134,7 @@ def test_groups_of_recomputed_layers_end_with_their_chunk(group: int, inputs: in
         model = replace(MODEL, vocab_size=1024)  # whose loss needs less than a layer
         problem = make_problem(model, 2, toy_cost(), framework="generic", recompute_group=group)
         layout = {"dp": 1, "pp": 2, "vpp": 2, "schedule": "interleaved", "num_micro_batches": 8, "zero": 0}
-        return parts(estimated(problem, [problem.run.replace(**layout, recompute="full", recompute_group=group)]))
+        return parts(estimated(problem, [problem.layout(**layout, recompute="full", recompute_group=group)]))
 
     one, several = held(1), held(group)
     assert several["activations"] == pytest.approx(one["activations"] * inputs / 8)
@@ -146,7 +146,7 @@ def test_groups_of_recomputed_layers_end_with_their_chunk(group: int, inputs: in
 def test_states_by_zero_stage_by_hand() -> None:
     # as in the ZeRO paper's example of 7.5 billion parameters: 2 + 2 + 12 bytes per parameter, over 8 ranks, optimizer first
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
+    found = estimated(problem, [problem.layout(zero=z, zero_shard_size=8) for z in range(4)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     state = found.memory.parts[:3] / elements
     np.testing.assert_allclose(state[:, :3].T, [[2, 2, 12], [2, 2, 12 / 8], [2, 2 / 8, 12 / 8]], rtol=1e-12)
@@ -154,13 +154,13 @@ def test_states_by_zero_stage_by_hand() -> None:
     # all-gather buffers of ZeRO-3: two layers of 16-bit weights and one layer's gradients
     assert parts(found, 3)["gather_buffers"] == (2 * 2 + 2) * TINY_LAYER
     fp32 = make_problem(TINY, 8, toy_cost(), **PLAIN, grad_dtype="fp32")
-    assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == 4 * elements
+    assert estimated(fp32, [fp32.layout(zero=0)]).memory.parts[1, 0] == 4 * elements
 
 
 def test_weight_parallel_states_by_hand() -> None:
     # ISP over wp 4 of 8 ranks: a quarter of the linears; whole norms, embedding and head; a pool of two blocks' whole weights
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=0)])
+    found = estimated(problem, [problem.layout(tp_mode="isp", wp=4, zero=0)])
     elements = 2 * (36_864 / 4 + 2 * 64) + 2 * 256 * 64 + 64
     assert found.memory.parts[:3, 0].tolist() == [2 * elements, 2 * elements, 12 * elements]
     assert parts(found)["gather_buffers"] == 2 * 36_864 * 2
@@ -227,7 +227,7 @@ def test_the_longest_stage_holds_most_where_layers_do_not_divide() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers and 3 micro batches, the first 1 and 4
     model = TINY.replace(num_hidden_layers=5, vocab_size=128)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    found = estimated(problem, [problem.layout(dp=1, pp=4, zero=0, num_micro_batches=8)])
     middle = 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED
     assert found.memory.allocated[0] >= middle
 
@@ -236,8 +236,8 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
     model = TINY.replace(num_hidden_layers=4)
 
     def activations(schedule: str, m: int) -> float:
-        problem = make_problem(model, 4, toy_cost(), **PLAIN, schedule=schedule)
-        found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
+        problem = make_problem(model, 4, toy_cost(), **PLAIN)
+        found = estimated(problem, [problem.layout(schedule=schedule, dp=1, pp=4, zero=0, num_micro_batches=m)])
         return parts(found)["activations"] / TINY_SAVED
 
     assert activations("gpipe", 8) == 8 and activations("1f1b", 8) == 4
@@ -248,14 +248,14 @@ def test_interleaving_holds_more() -> None:
     # arXiv 2104.04473: chunks in flight on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1, each with 1 / vpp of its layers
     model = TINY.replace(num_hidden_layers=16)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
+    found = estimated(problem, [problem.layout(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
     held = found.memory.parts[MEMORY_PARTS.index("activations")] / TINY_SAVED
     assert held.tolist() == [4 * 4, 11 * 2, 19 * 1]
 
 
 def test_memory_scales_with_micro_batch_and_parameters() -> None:
     problem = make_problem(MODEL, 1, toy_cost(), framework="generic")
-    found = estimated(problem, [problem.run.replace(zero=0, micro_batch_size=b) for b in (1, 2, 4)])
+    found = estimated(problem, [problem.layout(zero=0, micro_batch_size=b) for b in (1, 2, 4)])
     activations = found.memory.parts[MEMORY_PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
     # an 8B model trained in 16 bits on one device: 16 bytes per parameter, except for the padding of the vocabulary
@@ -267,15 +267,15 @@ def test_dummy_gradients_of_megatron_by_hand() -> None:
     # during its backward pass
     names = ("megatron-core 0.12, transformer-engine release_v2.1", "megatron-core 0.14, transformer-engine 2.11.0+c188b5")
     old, new = (make_problem(TINY, 1, toy_cost(), framework=name, grad_dtype="fp32", **TINY_RUN) for name in names)
-    before, after = (estimated(problem, [problem.run.replace(zero=0)]) for problem in (old, new))
+    before, after = (estimated(problem, [problem.layout(zero=0)]) for problem in (old, new))
     assert parts(after)["gradients"] - parts(before)["gradients"] == 2 * (36_864 + 256 * 64)
     # GEMMs that do not accumulate return real ones: no such buffers, whatever the release
     apart = [make_problem(TINY, 1, toy_cost(), framework=name, gradient_accumulation_fusion=False, **TINY_RUN)
              for name in names]  # fmt: skip
-    assert len({parts(estimated(problem, [problem.run.replace(zero=0)]))["gradients"] for problem in apart}) == 1
+    assert len({parts(estimated(problem, [problem.layout(zero=0)]))["gradients"] for problem in apart}) == 1
     # fused cross entropy: the 16-bit logits in place, and the dummy of 256 * 64 weights
     fused = make_problem(TINY, 1, toy_cost(), framework=names[0], grad_dtype="fp32", cross_entropy_fusion=True, **TINY_RUN)
-    found = estimated(fused, [fused.run.replace(zero=0)])
+    found = estimated(fused, [fused.layout(zero=0)])
     loss = 2 * 32 * 64 * 2 + LOGITS * 2 + 256 * 64 * 2
     held = max(loss, TINY_WORKING)
     assert parts(found)["loss"] + parts(found)["backward_buffers"] == held
@@ -284,7 +284,7 @@ def test_dummy_gradients_of_megatron_by_hand() -> None:
 def test_the_second_stage_by_hand() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers of 3 micro batches; the first 1 of 4, and a table of 128 * 64
     problem = make_problem(TINY.replace(num_hidden_layers=5, vocab_size=128), 4, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    found = estimated(problem, [problem.layout(dp=1, pp=4, zero=0, num_micro_batches=8)])
     assert found.memory.allocated[0] == 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED + TINY_WORKING
 
 
@@ -292,8 +292,8 @@ def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
     # the last of two stages: inputs of norm and head (64 values of two bytes) and fp32 probabilities of 32 tokens, four times;
     # the 16-bit logits once. 1F1B holds one micro batch there
     def loss(schedule: str) -> float:
-        problem = make_problem(TINY, 2, toy_cost(), **PLAIN, schedule=schedule)
-        found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=4)])
+        problem = make_problem(TINY, 2, toy_cost(), **PLAIN)
+        found = estimated(problem, [problem.layout(schedule=schedule, dp=1, pp=2, zero=0, num_micro_batches=4)])
         assert bool(found.memory.on_last_stage[0]) == (schedule == "gpipe")
         return parts(found)["loss"]
 
@@ -305,7 +305,7 @@ def test_zero_3_shards_the_only_master_weights() -> None:
     # weights is stored with them, 12 bytes over 8 ranks (Rajbhandari et al. 2020). Gradients are views of DDP's buckets, which
     # stay; those of the only micro batch that FSDP shards are not there at its loss
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="profiler-train", grad_dtype="fp32")
-    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in (1, 3)])
+    found = estimated(problem, [problem.layout(zero=z, zero_shard_size=8) for z in (1, 3)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4, 4, 8 / 8], [0, 0, 12 / 8]], rtol=1e-12)
 
@@ -314,7 +314,7 @@ def test_megatron_fsdp_keeps_what_its_communication_unit_holds() -> None:
     # TINY is smaller than a billion parameters: all of its layers are gathered, embedding and head stay, and whole gradients
     # of all layers wait to be reduced; 2 bytes each
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="megatron-bridge", grad_dtype="bf16")
-    key, splits = np.array([0]), estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8)])
+    key, splits = np.array([0]), estimated(problem, [problem.layout(zero=3, zero_shard_size=8)])
     at_loss, in_layer = gather_buffers(problem, splits.table, key, splits.layouts.splits)[:, 3, 0]
     layers = TINY.num_hidden_layers * splits.table.layers[0].parameters[0]
     ends = splits.table.embedding.parameters[0] + splits.table.head.parameters[0]
@@ -325,7 +325,7 @@ def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
     # embedding and head (with its norm) in 16 bits beside the two gathered layers; gradients take the parameters' type, and
     # those of the head wait for the embedding's
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="fsdp")
-    found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, num_micro_batches=2)])
+    found = estimated(problem, [problem.layout(zero=3, zero_shard_size=8, num_micro_batches=2)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     assert found.memory.parts[MEMORY_PARTS.index("gradients"), 0] == 4 * elements / 8
     layers = TINY_LAYER * (2 * 2 + 2)
@@ -335,7 +335,7 @@ def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
 def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None:
     def buffers(framework: str) -> np.ndarray:
         problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=framework, grad_dtype="fp32")
-        found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8)])
+        found = estimated(problem, [problem.layout(zero=3, zero_shard_size=8)])
         return gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 2:, 0]
 
     head, ends = 256 * 64 + 64, 2 * 256 * 64 + 64
@@ -354,14 +354,14 @@ def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None
 def test_two_weight_ranks_hold_a_pool_too() -> None:
     # two blocks of 36,864 16-bit weights, however few ranks share them; none where each rank has its own weights
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
+    found = estimated(problem, [problem.layout(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
     assert found.memory.parts[MEMORY_PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
 
 
 def test_a_tensor_larger_than_what_deepspeed_holds_is_gathered_all_the_same(h100_model: CostModel) -> None:
     # 1e9 parameters at a time, but the head's 128,256 x 16,384 in one piece
     problem = make_problem(model_of("llama3_405b"), 256, h100_model, framework="transformers-deepspeed")
-    found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=256, dp=256)])
+    found = estimated(problem, [problem.layout(zero=3, zero_shard_size=256, dp=256)])
     held = gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 3, 0]
     assert held.tolist() == [2 * 128_256 * 16_384] * 2
 
@@ -369,7 +369,7 @@ def test_a_tensor_larger_than_what_deepspeed_holds_is_gathered_all_the_same(h100
 def test_torchtitan_wraps_experts_that_no_other_rank_holds(h100_model: CostModel) -> None:
     def buffers(framework: str, ep: int) -> float:
         problem = make_problem(model_of("qwen3_30b_a3b"), 8, h100_model, framework=framework, grad_dtype="fp32")
-        found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, ep=ep)])
+        found = estimated(problem, [problem.layout(zero=3, zero_shard_size=8, ep=ep)])
         return float(gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[1, 3, 0])
 
     # 128 experts of three matrices of 2048 x 768 a layer: two layers' gathered, gradients of one as made and as reduced
@@ -383,7 +383,7 @@ def test_torchtitan_s_last_stage_holds_the_logits_until_its_backward_pass_ends(h
     def found(pp: int) -> tuple[float, float]:
         problem = make_problem(model_of("llama3_8b"), 8, h100_model, 8192, framework="torchtitan", compile=False)
         layout = {"pp": pp, "dp": 8 // pp, "zero": 2, "zero_shard_size": 8 // pp, "num_micro_batches": 8}
-        memory = memory_of_stages(estimated(problem, [problem.run.replace(**layout)]), 0)
+        memory = memory_of_stages(estimated(problem, [problem.layout(**layout)]), 0)
         return float(memory.parts[MEMORY_PARTS.index("loss"), -1]), float(memory.parts[:, -1].sum())
 
     # 12 bytes a logit at the loss, and behind a pipeline the 2 of the stage's output
@@ -402,7 +402,7 @@ def test_a_group_of_recomputed_layers_holds_no_more_than_there_are(h100_model: C
     def held(**layout: Any) -> dict[str, float]:
         group = layout.get("recompute_group", 1)
         problem = make_problem(model, 8, h100_model, framework="megatron-core", recompute_group=group)
-        return parts(estimated(problem, [problem.run.replace(dp=8, num_micro_batches=4, micro_batch_size=16, **layout)]))
+        return parts(estimated(problem, [problem.layout(dp=8, num_micro_batches=4, micro_batch_size=16, **layout)]))
 
     plain, group = held(recompute="none"), held(recompute="full", recompute_group=8)
     whole = plain["activations"] + plain["backward_buffers"]
@@ -412,7 +412,7 @@ def test_a_group_of_recomputed_layers_holds_no_more_than_there_are(h100_model: C
 def test_states_of_weight_shards_are_split_over_their_copies() -> None:
     # 8 ranks of 4 weight shards: two ranks hold the same quarter of the linears, which ZeRO-1 splits; the rest over all 8
     problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=1, zero_shard_size=8)])
+    found = estimated(problem, [problem.layout(tp_mode="isp", wp=4, zero=1, zero_shard_size=8)])
     rest = 2 * 2 * 64 + 2 * 256 * 64 + 64
     assert found.memory.parts[2, 0] == 12 * (2 * 36_864 / 4 / 2 + rest / 8)
 
@@ -420,10 +420,10 @@ def test_states_of_weight_shards_are_split_over_their_copies() -> None:
 def test_gaps_of_the_allocator_by_stages() -> None:
     # a tenth of what comes and goes where micro batches free their blocks in reverse order, 35% where stages interleave them
     problem = make_problem(TINY, 2, toy_cost(), **PLAIN)
-    found = estimated(problem, [problem.run.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
+    found = estimated(problem, [problem.layout(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
     dynamic = found.memory.parts[STATIC_PARTS:].sum(axis=0)
     np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.35] * dynamic, rtol=1e-9)
-    grown = problem.run.replace(expandable_segments=True)  # segments that grow leave a tenth at most
+    grown = problem.layout(expandable_segments=True)  # segments that grow leave a tenth at most
     found = estimated(replace(problem, run=grown), [grown.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
     np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.1] * dynamic, rtol=1e-9)
 
@@ -434,7 +434,7 @@ def test_gaps_of_the_allocator_by_stages() -> None:
 def test_no_gap_holds_the_gradient_of_the_embedding(framework: str, grad_dtype: str, bytes_each: int) -> None:
     # each micro batch makes one of the whole table on the first of two stages; DeepSpeed casts it before it adds it to fp32
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework=framework, grad_dtype=grad_dtype)
-    run = problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=2, micro_batch_size=64)  # so much that no step is the peak
+    run = problem.layout(dp=1, pp=2, zero=0, num_micro_batches=2, micro_batch_size=64)  # so much that no step is the peak
     found = estimated(problem, [run])
     stages = memory_of_stages(found, 0)
     gaps = stages.reserved - stages.allocated - 0.35 * stages.parts[STATIC_PARTS:].sum(axis=0)
@@ -444,7 +444,7 @@ def test_no_gap_holds_the_gradient_of_the_embedding(framework: str, grad_dtype: 
 def test_three_verdicts() -> None:
     # the bound: 3% of what is allocated and 15% of what comes and goes, above the estimate
     problem = make_problem(TINY, 1, toy_cost(), **PLAIN)
-    memory = estimated(problem, [problem.run.replace(zero=0)]).memory
+    memory = estimated(problem, [problem.layout(zero=0)]).memory
     dynamic = memory.parts[STATIC_PARTS:].sum()
     assert memory.bound[0] - memory.device[0] == pytest.approx(0.15 * dynamic + 0.03 * memory.allocated[0])
     limits = memory.bound[0], memory.device[0], memory.device[0] - 1
@@ -454,7 +454,7 @@ def test_three_verdicts() -> None:
 def test_nanotron_reserves_what_its_collectives_still_read() -> None:
     # two blocks a layer, each 32 tokens of 64 two-byte values
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
-    memory = estimated(problem, [problem.run.replace(dp=1, tp=2, tp_mode="msp", zero=0)]).memory
+    memory = estimated(problem, [problem.layout(dp=1, tp=2, tp_mode="msp", zero=0)]).memory
     gaps = 0.35 * memory.parts[STATIC_PARTS:].sum()
     assert memory.reserved[0] - memory.allocated[0] - gaps == pytest.approx(2 * 2 * 32 * 64 * 2)
 
@@ -464,13 +464,13 @@ def test_gradients_and_buckets_of_deepspeed(overlaps: bool, buckets: int) -> Non
     # 16-bit gradients and a bucket of 500 million of them, or two, under ZeRO-1 of 8 ranks, and what of them is joined
     run = {**TINY_RUN, "framework": "megatron-deepspeed", "overlap_grad_reduce": overlaps}
     problem = make_problem(TINY, 8, toy_cost(), **run)
-    found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8) for zero in (0, 1)])
+    found = estimated(problem, [problem.layout(zero=zero, zero_shard_size=8) for zero in (0, 1)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     bucket = 2 * problem.framework.data_parallel.bucket_elements
     assert found.memory.parts[1].tolist() == [2 * elements + bucket, 2 * 2 * elements + buckets * bucket]
     # with fp32 gradients the 16-bit ones stay
     fp32 = make_problem(TINY, 8, toy_cost(), **run, grad_dtype="fp32")
-    held = estimated(fp32, [fp32.run.replace(zero=1, zero_shard_size=8)]).memory.parts[1, 0]
+    held = estimated(fp32, [fp32.layout(zero=1, zero_shard_size=8)]).memory.parts[1, 0]
     assert held - buckets * 2 * bucket == (4 + 4 + 2) * elements
 
 
@@ -516,7 +516,7 @@ def test_experts_that_nothing_shards_are_not_gathered_and_keep_their_own_gradien
     experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
     run = {**TINY_RUN, "framework": "nemo-automodel", "grad_dtype": "fp32"}
     alone, pairs = (
-        estimated(problem, [problem.run.replace(ep=ep, zero=3, zero_shard_size=4, num_micro_batches=2)])
+        estimated(problem, [problem.layout(ep=ep, zero=3, zero_shard_size=4, num_micro_batches=2)])
         for problem in [make_problem(experts, 4, h100_model, **run)]
         for ep in (4, 2)
     )
@@ -535,12 +535,11 @@ def test_buffers_of_hybrid_ep_by_hand(h100_model: CostModel) -> None:
     experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
     run = {"world_size": 8, "dp": 8, "ep": 4, **TINY_RUN, "framework": "megatron-bridge-26"}
 
-    def outside(node: int, **changes: Any) -> float:
+    def outside(node: int, moe_dispatcher: str = "hybridep", **axes: Any) -> float:
         cluster = replace(cluster_of(DEVICE), gpus_per_node=node, nvlink_domain=node)
-        problem = make_problem(
-            experts, 8, h100_model, 32, cluster, framework="megatron-bridge-26", **({"moe_dispatcher": "hybridep"} | changes)
-        )
-        found = estimated(problem, [problem.run.replace(**{**run, "moe_dispatcher": "hybridep", **changes})]).memory
+        how = {"framework": "megatron-bridge-26", "moe_dispatcher": moe_dispatcher}
+        problem = make_problem(experts, 8, h100_model, 32, cluster, **how)
+        found = estimated(problem, [problem.layout(**{**run, **how, **axes})]).memory
         return float(found.device[0] - found.reserved[0])
 
     none = outside(8, moe_dispatcher="alltoall")
@@ -580,7 +579,7 @@ def test_weight_gradients_of_the_head_wait_with_their_operands(schedule: str, wa
     def last_stage(vocabulary: int, micro_batches: int) -> float:
         model = replace(TINY, vocab_size=vocabulary, num_hidden_layers=4)
         problem = make_problem(model, 4, toy_cost(), **TINY_RUN, framework="zero-bubble")
-        layout = problem.run.replace(pp=4, dp=1, micro_batch_size=1, num_micro_batches=micro_batches, schedule=schedule)
+        layout = problem.layout(pp=4, dp=1, micro_batch_size=1, num_micro_batches=micro_batches, schedule=schedule)
         found = memory_of_stages(estimated(problem, [layout]), 0)
         return float(found.allocated[-1])
 
@@ -607,7 +606,7 @@ def test_at_the_loss_no_layer_is_gathered_and_the_first_micro_batch_has_no_gradi
 def test_no_weight_gradient_of_the_head_waits_beside_the_only_micro_batch(schedule: str) -> None:
     def loss(name: str) -> float:
         problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="zero-bubble")
-        found = estimated(problem, [problem.run.replace(pp=2, dp=1, zero=0, num_micro_batches=1, schedule=name)])
+        found = estimated(problem, [problem.layout(pp=2, dp=1, zero=0, num_micro_batches=1, schedule=name)])
         return float(memory_of_stages(found, 0).parts[MEMORY_PARTS.index("loss"), -1])
 
     assert loss(schedule) == loss("1f1b") > 0
@@ -618,7 +617,7 @@ def test_a_middle_stage_has_whole_chunks_where_the_loss_counts_as_a_layer() -> N
     # flight
     model = TINY.replace(num_hidden_layers=15)
     problem = make_problem(model, 4, toy_cost(), **PLAIN)
-    layout = problem.run.replace(dp=1, pp=4, vpp=2, zero=0, num_micro_batches=16, account_for_loss_in_pipeline_split=True)
+    layout = problem.layout(dp=1, pp=4, vpp=2, zero=0, num_micro_batches=16, account_for_loss_in_pipeline_split=True)
     held = memory_of_stages(estimated(problem, [layout]), 0).parts[MEMORY_PARTS.index("activations")]
     assert held[1] == 9 * 2 * TINY_SAVED
 
@@ -628,7 +627,7 @@ def test_one_tensor_rank_gathers_nothing_and_whole_activations_need_no_buffer() 
     # them
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
     layouts = [{"tp": 2, "tp_mode": "msp"}, {"tp": 2, "tp_mode": "mtp"}, {"dp": 2}]
-    found = estimated(problem, [problem.run.replace(**{"dp": 1, "zero": 0, **layout}) for layout in layouts])
+    found = estimated(problem, [problem.layout(**{"dp": 1, "zero": 0, **layout}) for layout in layouts])
     workspaces = found.memory.parts[MEMORY_PARTS.index("workspaces")]
     assert (workspaces - workspaces[2]).tolist() == [2 * 32 * 64 * 2, 0, 0]
     gaps = found.memory.reserved - found.memory.allocated - 0.35 * found.memory.parts[STATIC_PARTS:].sum(axis=0)
@@ -639,7 +638,7 @@ def test_experts_are_updated_after_all_else_whose_wide_copies_are_gone_by_then()
     # Adam with 16-bit moments makes fp32 copies of both for its step: 8 bytes of what it updates, here of the expert of a rank
     model = TINY.replace(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=512)
     problem = make_problem(model, 2, toy_cost(), **TINY_RUN, framework="megatron-core", optimizer_states="bf16")
-    found = estimated(problem, [problem.run.replace(dp=2, ep=2, zero=0)])
+    found = estimated(problem, [problem.layout(dp=2, ep=2, zero=0)])
     experts = 2 * 3 * 64 * 512
     others = float(found.terms.parameters[0]) - experts
     assert experts > others
@@ -654,7 +653,7 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
     these are more than the layer's activations, all gradients at the end are the peak."""
     problem = make_problem(replace(TINY, num_hidden_layers=4), 1, toy_cost(), seq_len=seq, compile=True, grad_dtype="fp32",
                            framework="profiler-train")  # fmt: skip
-    found = estimated(problem, [problem.run.replace(zero=0, num_micro_batches=m) for m in (1, 2)])
+    found = estimated(problem, [problem.layout(zero=0, num_micro_batches=m) for m in (1, 2)])
     one, two = (dict(zip(MEMORY_PARTS, column, strict=True)) for column in found.memory.parts.T)
     gradients = 4 * (4 * TINY_LAYER + 2 * 256 * 64 + 64)
     assert two["gradients"] == gradients and two["loss"] > 0
@@ -668,7 +667,7 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
 def test_dummy_gradients_are_of_the_layers_that_a_stage_has() -> None:
     # two stages of two layers: Mamba-2 and an MLP on the first, Mamba-2 and attention on the last; 16-bit, of each shape once
     problem = make_problem(HYBRID, 2, toy_cost(), 256, grad_dtype="fp32", framework="megatron-core")
-    layout = problem.run.replace(dp=1, pp=2, zero=0)
+    layout = problem.layout(dp=1, pp=2, zero=0)
     mamba, attention, mlp = (layer_parameters(HYBRID, kind) for kind in (MAMBA, ATTENTION, MLP))
     first, last = memory_of_stages(estimated(problem, [layout]), 0).parts[MEMORY_PARTS.index("gradients")]
     table, norms = 256 * 64, 64
@@ -687,7 +686,7 @@ def test_quantised_weights_of_multi_token_prediction_are_on_the_last_stage() -> 
     found = {}
     for precision in ("bf16", "fp8"):
         problem = make_problem(model, 2, toy_cost(), 128, framework="megatron-core", precision=precision)
-        solutions = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
+        solutions = estimated(problem, [problem.layout(dp=1, pp=2, zero=0)])
         found[precision] = memory_of_stages(solutions, 0).parts[MEMORY_PARTS.index("weights")]
     more = found["fp8"] - found["bf16"]
     assert more.tolist() == [2 * 36_864, 2 * (2 * 36_864 + 2 * 64 * 64)]

@@ -142,7 +142,7 @@ def test_memory_that_internevo_published(
     sizes = wide if size == "20b" else plain
     model = ModelSpec(name=size, vocab_size=103_168, head_dim=128, num_key_value_heads=sizes["num_attention_heads"], **sizes)
     problem = make_problem(model, gpus, a100_model, 2048, framework="internevo-2023", precision="bf16")
-    run = problem.run.replace(tp=tp, pp=pp, dp=1, zero=1, num_micro_batches=4, recompute="full")
+    run = problem.layout(tp=tp, pp=pp, dp=1, zero=1, num_micro_batches=4, recompute="full")
     assert estimated(problem, [run]).memory.device[0] == pytest.approx(published * 1e9, rel=0.15)
 
 
@@ -158,7 +158,7 @@ def test_zero_1_of_one_rank_is_zero_0_under_isp() -> None:
 def test_buckets_of_internevo(elements: int, buckets: float) -> None:
     # of 512 Mi elements in 16 bits, at most two and no more than there are gradients; none while all fit one, or under FSDP
     problem = make_problem(MODEL, 8, toy_cost(), 32, framework="internevo-2024")
-    splits = Layouts.of([problem.run]).splits
+    splits = Layouts.of([problem.layout()]).splits
     found = bucket_bytes(problem, np.array([float(elements)]), splits)
     assert found[:3, 0] == pytest.approx(np.full(3, buckets * 2**29 * 2), rel=1e-8)
     assert found[3, 0] == 0.0

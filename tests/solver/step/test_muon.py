@@ -41,7 +41,7 @@ def problem(world: int = 1, **constants: Any) -> Problem:
 
 def estimated(world: int = 1, layout: dict[str, Any] | None = None, **constants: Any) -> Solutions:
     one = problem(world, **constants)
-    return estimate_layouts(one, Layouts.of([one.run.replace(**(layout or {}))]))
+    return estimate_layouts(one, Layouts.of([one.layout(**(layout or {}))]))
 
 
 def held(found: Solutions) -> float:
@@ -124,14 +124,14 @@ def test_a_search_offers_what_runs() -> None:
         ({"optimizer_states": "bf16"}, "keeps its momentum in fp32"),
         ({"framework": "fsdp", "zero": 3, "zero_shard_size": 8}, "does not offer optimizer muon"),
         ({"zero": 1, "zero_shard_size": 4}, "assigns matrices to all 8 replicas, not to 4"),
-        ({"framework": "generic", "tp_mode": "isp", "wp": 8}, "weights that tp_mode isp shards"),
+        ({"framework": "generic", "tp_mode": "isp", "wp": 8, "zero": 0}, "weights that tp_mode isp shards"),
         ({"zero": 2, "zero_shard_size": 8, "framework": "generic"}, "ZeRO-0 to 1, not ZeRO-2"),
     ],
 )
 def test_refused(constants: dict[str, Any], reason: str) -> None:
     one = problem(8)
     with pytest.raises(InputError, match=reason):
-        check_layout(TINY, one.cluster, one.run.replace(**constants))
+        check_layout(TINY, one.cluster, one.layout(**constants))
 
 
 def test_the_fullest_stage_decides() -> None:
@@ -159,7 +159,7 @@ def test_the_layer_of_multi_token_prediction_has_the_same_matrices() -> None:
         model = TINY.replace(num_nextn_predict_layers=predicted)
         one = make_problem(model, 1, toy_cost(), 512, framework="megatron-core", optimizer="muon", overlap_grad_reduce=False,
                            overlap_param_gather=False)  # fmt: skip
-        found = estimate_layouts(one, Layouts.of([one.run]))
+        found = estimate_layouts(one, Layouts.of([one.layout()]))
         ops = muon_ops(one, found.table, found.terms.key, found.layouts.splits)
         return sum(
             float((2.0 * op.dims["m"] * op.dims["n"] * op.dims["k"] * op.count)[0])

@@ -38,7 +38,7 @@ def stepped(cost: CostModel, layout: dict[str, Any] | None = None, host: bool = 
     cluster = cluster_of(DEVICES["h100_sxm"], HOST if host else {})
     values = {"framework": "megatron-core", "precision": "bf16", **constants}
     problem = make_problem(MODEL, 8, cost, 8192, cluster, **values)
-    return estimated(problem, [problem.run.replace(**{**LAYOUT, **(layout or {})})])
+    return estimated(problem, [problem.layout(**{**LAYOUT, **(layout or {})})])
 
 
 def part(found: Solutions, name: str) -> float:
@@ -101,7 +101,7 @@ def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
         MODEL, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 5}), framework="megatron-core",
         precision="bf16", offload_layers=8,
     )  # fmt: skip
-    found = estimated(slow, [slow.run.replace(**LAYOUT)])
+    found = estimated(slow, [slow.layout(**LAYOUT)])
     compute = part(here, "compute") / 4 * 0.99  # of a micro batch; embedding and head are a little of it
     # the eight share the time of all layers; none waits where each transfer is shorter than its share
     late = 8 * 2 * each / 5e9
@@ -154,7 +154,7 @@ def test_what_no_framework_runs_is_refused(
 ) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core")
     with pytest.raises(InputError, match=sentence):
-        check_layout(MODEL, problem.cluster, problem.run.replace(**LAYOUT, **constants).replace(**layout))
+        check_layout(MODEL, problem.cluster, problem.layout(**LAYOUT, **constants).replace(**layout))
 
 
 def test_a_host_must_be_described(h100_model: CostModel) -> None:
@@ -181,7 +181,7 @@ def test_a_search_offloads_what_is_stated(h100_model: CostModel) -> None:
 def test_constants_of_a_layout_are_those_of_its_problem(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core")
     with pytest.raises(InputError, match=r"optimizer_states is 'bf16' in a layout, but 'fp32' in the problem"):
-        estimate(problem, [problem.run.replace(**LAYOUT, optimizer_states="bf16")])
+        estimate(problem, [problem.layout(**LAYOUT, optimizer_states="bf16")])
 
 
 def offloaded(cost: CostModel, micro_batches: int = 4, zero: int = 2, **constants: Any) -> Solutions:
@@ -189,7 +189,7 @@ def offloaded(cost: CostModel, micro_batches: int = 4, zero: int = 2, **constant
     values = {"framework": "deepspeed", "attention": "flash", "overlap_grad_reduce": False, **constants}
     problem = make_problem(MODEL, 8, cost, 8192, cluster, precision="bf16", grad_dtype="bf16", **values)
     layout = {"zero": zero, "zero_shard_size": 8, "num_micro_batches": micro_batches}
-    return estimated(problem, [problem.run.replace(**layout)])
+    return estimated(problem, [problem.layout(**layout)])
 
 
 def test_gradients_on_the_host_by_hand(h100_model: CostModel) -> None:
@@ -234,7 +234,7 @@ def test_buckets_gradient_copies_and_shards_of_deepspeed_by_hand(h100_model: Cos
 def test_as_many_ranks_copy_in_turn_as_a_bucket_has_owners(h100_model: CostModel) -> None:
     """8 ranks, buckets of 500 million: of 4 billion parameters each rank has one; of fewer several share one."""
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="deepspeed")
-    splits = Layouts.of([problem.run.replace(num_micro_batches=1)] * 4).splits.take(np.zeros(4, dtype=int))
+    splits = Layouts.of([problem.layout(num_micro_batches=1)] * 4).splits.take(np.zeros(4, dtype=int))
     assert ranks_in_turn(problem, splits, np.array([4e8, 1e9, 4e9, 8e9])).tolist() == [1, 2, 8, 8]
     hidden = make_problem(MODEL, 8, h100_model, 8192, framework="transformers-deepspeed")  # buckets of 4096 squared
     assert ranks_in_turn(hidden, splits, np.array([4e8] * 4)).tolist() == [8] * 4
@@ -244,7 +244,7 @@ def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
     slow = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1, "host_memory_gb_s": 40})
     problem = make_problem(MODEL, 8, h100_model, 8192, slow, framework="deepspeed", precision="bf16", grad_dtype="bf16",
                            attention="flash", optimizer_offload_fraction=1.0, offload_gradients=True)  # fmt: skip
-    one, four = (estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
+    one, four = (estimated(problem, [problem.layout(zero=3, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
     way, backward = parameters(MODEL) / 8 * 2 / 1e9, float(one.times.pipelines.backward[0])
     assert way > backward
     more = part(four, "gradient_sync") - part(one, "gradient_sync")
@@ -265,7 +265,7 @@ def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
 )  # fmt: skip
 def test_gradients_stay_here_where(constants: dict[str, Any], zero: int, reason: str, h100_model: CostModel) -> None:
     found = offloaded(h100_model)
-    run = found.problem.run.replace(zero=zero, zero_shard_size=8, **constants)
+    run = found.problem.layout(zero=zero, zero_shard_size=8, **constants)
     with pytest.raises(InputError, match=reason):
         check_layout(MODEL, found.problem.cluster, run)
 
@@ -278,7 +278,7 @@ def moved(
 ) -> Solutions:
     cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": link})
     problem = make_problem(model, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16", **constants)
-    return estimated(problem, [problem.run.replace(**{**LAYOUT, **(layout or {})})])
+    return estimated(problem, [problem.layout(**{**LAYOUT, **(layout or {})})])
 
 
 def test_modules_on_the_host_by_hand(h100_model: CostModel) -> None:
@@ -307,8 +307,8 @@ def test_small_tensors_stay_and_norms_that_are_part_of_a_linear_move_with_it(h10
     few = {"tp": 8, "dp": 1, "tp_mode": "msp", "zero": 0, "zero_shard_size": 1}  # of a rank 1,024 tokens of 512, half a million
     short = make_problem(MODEL, 8, h100_model, 1024, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core",
                          offload_modules="core_attn")  # fmt: skip
-    layout = short.run.replace(**{**LAYOUT, **few})
-    plain = Problem(short.model, short.run.replace(offload_modules=""), short.cluster, short.cost)
+    layout = short.layout(**{**LAYOUT, **few})
+    plain = Problem(short.model, short.layout(offload_modules=""), short.cluster, short.cost)
     assert held(estimated(short, [layout]), "activations") == held(estimated(plain, [layout]), "activations")
 
 
@@ -342,7 +342,7 @@ def test_modules_that_no_framework_keeps_on_the_host_are_refused(
 ) -> None:
     problem = make_problem(model, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core")
     with pytest.raises(InputError, match=sentence):
-        check_layout(model, problem.cluster, problem.run.replace(**LAYOUT, **constants).replace(**layout))
+        check_layout(model, problem.cluster, problem.layout(**LAYOUT, **constants).replace(**layout))
 
 
 @settings(max_examples=25, deadline=None)
@@ -363,7 +363,7 @@ def _slow(cost: CostModel, layout: dict[str, Any], **constants: Any) -> Solution
     cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1.0, "host_memory_gb_s": 40.0})
     problem = make_problem(MODEL, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16",
                            offload_modules="core_attn", **constants)  # fmt: skip
-    return estimated(problem, [problem.run.replace(**{**LAYOUT, **layout})])
+    return estimated(problem, [problem.layout(**{**LAYOUT, **layout})])
 
 
 def test_the_first_micro_batch_waits_for_the_host_on_every_stage(h100_model: CostModel) -> None:

@@ -62,7 +62,7 @@ def test_with_many_micro_batches_no_stage_has_less_than_no_bubble() -> None:
     """Each end of the pipeline has one neighbour, so that the last stage, with a large head, waits for half of the messages."""
     model = MODEL.replace(vocab_size=60_000, num_hidden_layers=16)
     problem = make_problem(model, 8, toy_cost(), 512, framework="megatron-core")
-    found = estimated(problem, [problem.run.replace(pp=8, dp=1, num_micro_batches=512)])
+    found = estimated(problem, [problem.layout(pp=8, dp=1, num_micro_batches=512)])
     times = time_of_stages(found, 0)
     np.testing.assert_allclose(times.sum(axis=0), found.times.seconds[0], rtol=1e-12)
     assert slowest_stage(found, 0) == 7 and (times[TIME_PARTS.index("bubble")] >= 0).all()
@@ -73,7 +73,7 @@ def test_with_many_micro_batches_no_stage_has_less_than_no_bubble() -> None:
 def test_a_middle_stage_is_the_fullest_where_messages_stay() -> None:
     """Under torchtitan a stage keeps the activations that it received for all micro batches; the first one receives none."""
     problem = make_problem(MODEL.replace(num_hidden_layers=16), 8, toy_cost(), 512, framework="torchtitan")
-    found = estimated(problem, [problem.run.replace(pp=8, dp=1, num_micro_batches=64, recompute="full")])
+    found = estimated(problem, [problem.layout(pp=8, dp=1, num_micro_batches=64, recompute="full")])
     device = memory_of_stages(found, 0).device
     assert device.argmax() == 1 == found.memory.stage[0] and found.memory.device[0] == pytest.approx(device[1], rel=1e-12)
     assert device[1] > device[0]

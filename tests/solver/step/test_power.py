@@ -58,7 +58,7 @@ def compute_seconds(tp: int = 1, links: float = 1.0, derating: float = 1.0, powe
     """Seconds of the compute of a step of TINY on ``tp`` GPUs, whose links take ``links`` times as long."""
     cost = replace(toy_cost(), derating=derating, power_slowdown=power, link_slowdown=links)
     problem = make_problem(TINY, tp, cost, framework="megatron", compile=True)
-    run = problem.run.replace(tp=tp, dp=1, tp_mode="msp" if tp > 1 else "mtp")
+    run = problem.layout(tp=tp, dp=1, tp_mode="msp" if tp > 1 else "mtp")
     return float(part(estimated(problem, [run]), "compute")[0])
 
 

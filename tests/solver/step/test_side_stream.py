@@ -98,7 +98,7 @@ def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
 
     def of(framework: str, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         problem = make_problem(TINY, 8, toy_cost(), framework=framework)
-        splits = Layouts.of([problem.run] * 3).splits
+        splits = Layouts.of([problem.layout()] * 3).splits
         return buckets(problem, splits, elements, elements, ranks)
 
     # Megatron-Core: buckets of 40 million elements, or a million per rank
@@ -120,7 +120,7 @@ def test_buckets_of_torchs_ddp_are_of_whole_tensors() -> None:
     model = TINY.replace(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=16, head_dim=64,
                          vocab_size=4096)  # fmt: skip
     problem = make_problem(model, 8, toy_cost(), framework="nanotron")
-    splits = Layouts.of([problem.run.replace(tp=tp, pp=pp, dp=8 // tp // pp) for tp, pp in ((1, 1), (2, 1), (1, 2))]).splits
+    splits = Layouts.of([problem.layout(tp=tp, pp=pp, dp=8 // tp // pp) for tp, pp in ((1, 1), (2, 1), (1, 2))]).splits
     # MiB of two layers: 0, 6, 2, 0, 16 and 8 each; table and head 8. From the end: 8; 8, 16 and 2; 6, 8 and 16; 2, 6 and 8
     assert ddp_buckets(model, problem.framework.kernels, splits).tolist() == [4, 3, 2]
 

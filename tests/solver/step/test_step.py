@@ -21,9 +21,9 @@ from toy import (
     estimated,
     make_problem,
     part,
-    run_of,
     some_layouts,
     toy_cost,
+    toy_layout,
 )
 
 from predictor.cost_model import CostModel
@@ -81,7 +81,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     step = 3 * slowest + bubble + accumulation + optimizer
 
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
-    layout = problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=3)
+    layout = problem.layout(dp=1, pp=2, zero=0, num_micro_batches=3)
     found = estimated(problem, [layout])
     assert found.times.seconds[0] == pytest.approx(step, rel=1e-12)
     by_part = dict(zip(TIME_PARTS, found.times.parts[:, 0], strict=True))
@@ -102,7 +102,7 @@ def test_full_recomputation_by_hand() -> None:
     # one stage of two layers, two micro batches: the forward pass of each layer is recomputed, embedding and head are not
     layer_forward = 2_494_464 * FLOP + 94_208 * BYTE
     problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN)
-    layout = problem.run.replace(zero=0, num_micro_batches=2)
+    layout = problem.layout(zero=0, num_micro_batches=2)
     found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
                               layout.replace(recompute="selective")])  # fmt: skip
     none, full, half, selective = found.times.seconds
@@ -115,7 +115,7 @@ def test_full_recomputation_by_hand() -> None:
 def _layer_streams(mode: str, **constants: object) -> tuple[float, float]:
     """Return the exposed seconds of the tensor group in one layer and micro batch: (forward, backward)."""
     problem = make_problem(TINY, 2, toy_cost(), **{**TINY_RUN, **constants})
-    layout = problem.run.replace(dp=1, tp=2, tp_mode=mode, zero=0)
+    layout = problem.layout(dp=1, tp=2, tp_mode=mode, zero=0)
     found = estimated(problem, [layout])
     key = found.terms.key[0]
     return float(found.table.layer.times.forward[1, key]), float(found.table.layer.times.backward[1, key])
@@ -147,7 +147,7 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
     problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
                            overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=16), problem.run.replace(zero=0)])
+    found = estimated(problem, [problem.layout(zero=1, zero_shard_size=16), problem.layout(zero=0)])
     reduce_scatter, all_gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
     # one bucket holds all gradients and all parameters: even where they overlap, no backward pass is left beside it, and no
     # forward pass has begun
@@ -164,7 +164,7 @@ def test_the_embedding_is_a_bucket_of_its_own_that_overlaps_with_nothing() -> No
     model = TINY.replace(vocab_size=2**20)
     problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
                            overlap_grad_reduce=True, overlap_param_gather=True)  # fmt: skip
-    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=16)])
+    found = estimated(problem, [problem.layout(zero=1, zero_shard_size=16)])
     table = 2**20 * 64
     parameters = 2 * 36_864 + 256 + 2 * table + 64
     assert 40e6 / parameters < 0.3 < table / parameters
@@ -190,7 +190,7 @@ def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_on
     problem = make_problem(
         TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True
     )
-    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    found = estimated(problem, [problem.layout(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     backward = 2 * float(found.table.layer.times.backward[:, 0].sum())
     assert 4 * backward < 3 * reduce_scatter
     # a byte between nodes delays compute by a tenth of its time inside a node, which is half as long
@@ -201,7 +201,7 @@ def _slow_links(vpp: int, **layout: Any) -> Solutions:
     """Return four layers in two stages under Megatron-Core, on 32 ranks of four nodes."""
     problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
                            grad_dtype="fp32", overlap_grad_reduce=True)  # fmt: skip
-    return estimated(problem, [problem.run.replace(dp=16, pp=2, vpp=vpp, zero_shard_size=16, num_micro_batches=4, **layout)])
+    return estimated(problem, [problem.layout(dp=16, pp=2, vpp=vpp, zero_shard_size=16, num_micro_batches=4, **layout)])
 
 
 def test_gradients_of_interleaved_chunks_hide_under_the_last_group_of_the_chunks_before_them() -> None:
@@ -222,7 +222,7 @@ def test_a_pipeline_of_torchtitan_reduces_gradients_once_after_its_last_backward
     problem = make_problem(
         TINY, 32, toy_cost(), **TINY_RUN, framework="torchtitan", grad_dtype="fp32", overlap_grad_reduce=True
     )
-    layouts = [problem.run.replace(dp=16, pp=2, zero=2, zero_shard_size=16, num_micro_batches=m) for m in (2, 8)]
+    layouts = [problem.layout(dp=16, pp=2, zero=2, zero_shard_size=16, num_micro_batches=m) for m in (2, 8)]
     few, many = part(estimated(problem, layouts), "gradient_sync")
     # a layer, the head and the final norm; FSDP copies the gradients into the message's buffer, as long as 2.7 reads or writes
     parameters = 36_864 + 128 + 16_384 + 64
@@ -233,14 +233,14 @@ def test_a_pipeline_of_torchtitan_reduces_gradients_once_after_its_last_backward
 def test_megatron_core_sends_whole_activations_where_ranks_hold_them(framework: str, sent: float) -> None:
     # 32 tokens of 64 values in two bytes; earlier code scatters them over the tensor group and gathers them on the other side
     problem = make_problem(TINY, 4, toy_cost(), **TINY_RUN, framework=framework)
-    op, gather = send_recv_ops(problem, Layouts.of([problem.run.replace(tp=2, pp=2, dp=1, tp_mode="mtp")]).splits)
+    op, gather = send_recv_ops(problem, Layouts.of([problem.layout(tp=2, pp=2, dp=1, tp_mode="mtp")]).splits)
     assert op.dims["bytes"][0] == sent and gather.count[0] == (sent < 4096)
 
 
 @pytest.mark.parametrize(("framework", "gathers"), [("fsdp", 4), ("megatron-bridge", 1)])
 def test_fsdp_frees_weights_after_each_backward_pass_under_zero_2(framework: str, gathers: int) -> None:
     problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework=framework, grad_dtype="fp32", overlap_param_gather=False)
-    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    found = estimated(problem, [problem.layout(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     once, several = part(found, "parameter_gather")
     assert several == pytest.approx(gathers * once, rel=1e-12)
 
@@ -390,7 +390,7 @@ def test_no_layout_exceeds_the_datasheet(sample: Callable[[str], Solutions]) -> 
 
 def test_interleaving_shortens_the_bubble(h100_model: CostModel) -> None:
     problem = make_problem(LLAMA, 32, h100_model)
-    layouts = [run_of(32).replace(dp=8, pp=4, vpp=v, num_micro_batches=16) for v in (1, 2, 4, 8)]
+    layouts = [toy_layout(32, dp=8, pp=4, vpp=v, num_micro_batches=16) for v in (1, 2, 4, 8)]
     bubbles = part(estimated(problem, layouts), "bubble")
     compute = part(estimated(problem, layouts), "compute")
     assert (np.diff(bubbles) < 0).all()
@@ -436,22 +436,22 @@ def test_transformer_engine_uses_another_kernel_for_deterministic_runs_on_blackw
     framework: str, device: int, deterministic: bool, generation: int
 ) -> None:
     cost = toy_cost(device=replace(DEVICE, flash_version=device))
-    assert attention_generation(run_of(8, 32, framework=framework, deterministic=deterministic), cost) == generation
+    assert attention_generation(toy_layout(8, 32, framework=framework, deterministic=deterministic), cost) == generation
 
 
 def test_a_run_may_state_its_generation_of_flash_attention() -> None:
     # the second generation is 1.75 times as fast as the first
     cost = toy_cost(device=replace(DEVICE, flash_version=2))
-    stated = attention_generation(run_of(8, 32, framework="aleph alpha", flash_generation=1), cost)
+    stated = attention_generation(toy_layout(8, 32, framework="aleph alpha", flash_generation=1), cost)
     assert stated == 1 and cost.with_flash_version(stated).attention_scale == 1.75
-    assert attention_generation(run_of(8, 32, framework="llm-foundry"), cost) == 1
-    assert attention_generation(run_of(8, 32, framework="llm-foundry", flash_generation=2), cost) == 2
+    assert attention_generation(toy_layout(8, 32, framework="llm-foundry"), cost) == 1
+    assert attention_generation(toy_layout(8, 32, framework="llm-foundry", flash_generation=2), cost) == 2
     for model, constants, sentence in (
         (TINY, {"flash_generation": 2, "attention": "unfused"}, "flash_generation changes nothing with attention unfused"),
         (TINY, {"fused_softmax": True}, "fused_softmax changes nothing with attention flash"),
     ):
         with pytest.raises(InputError, match=sentence):
-            check_rules(model, run_of(8, 32, framework="llm-foundry", **constants))
+            check_rules(model, toy_layout(8, 32, framework="llm-foundry", **constants))
     with pytest.raises(InputError, match="flash_generation 3 does not run on .*, whose latest is 2"):
         make_problem(TINY, 8, cost, framework="llm-foundry", flash_generation=3)
 
@@ -463,7 +463,7 @@ def test_a_gpu_before_ampere_has_neither_bf16_nor_flash_attention() -> None:
     with pytest.raises(InputError, match="no FlashAttention runs on volta; give it attention unfused"):
         make_problem(TINY, 8, volta, precision="fp16")
     of_16_bits = [make_problem(TINY, 8, cost, precision="fp16", attention="unfused") for cost in (volta, toy_cost())]
-    layout = of_16_bits[0].run.replace(dp=8)
+    layout = of_16_bits[0].layout()
     seconds = [estimate_layouts(problem, Layouts.of([layout])).times.seconds[0] for problem in of_16_bits]
     assert seconds[0] == seconds[1]
 
@@ -474,7 +474,7 @@ def test_a_group_of_four_micro_batches_hides_twice_as_much_of_the_gradients_of_i
     def sync(group: int) -> tuple[float, float]:
         problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
                                grad_dtype="fp32", overlap_grad_reduce=True, micro_batch_group=group)  # fmt: skip
-        layout = problem.run.replace(dp=16, pp=2, vpp=2, zero_shard_size=16, num_micro_batches=4)
+        layout = problem.layout(dp=16, pp=2, vpp=2, zero_shard_size=16, num_micro_batches=4)
         found = estimated(problem, [layout])
         return float(part(found, "gradient_sync")[0]), float(found.table.layer.times.backward[:, 0].sum())
 
@@ -484,7 +484,7 @@ def test_a_group_of_four_micro_batches_hides_twice_as_much_of_the_gradients_of_i
 
 def test_every_micro_batch_of_fsdp_under_zero_2_hides_its_own_gather() -> None:
     problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="fsdp", grad_dtype="fp32", overlap_param_gather=True)
-    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    found = estimated(problem, [problem.layout(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     once, several = part(found, "parameter_gather")
     assert once < found.terms.all_gather.exposed[0], "some of it is hidden"
     assert several == pytest.approx(4 * once, rel=1e-12)
@@ -495,7 +495,7 @@ def test_what_nanotron_shards_is_reduced_in_one_message_that_nothing_hides() -> 
     # ZeRO-1 follows that pass, however many buckets there would be
     model = TINY.replace(vocab_size=2**14)
     problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32", overlap_grad_reduce=True)
-    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=16 if z else 1) for z in (0, 1)])
+    found = estimated(problem, [problem.layout(zero=z, zero_shard_size=16 if z else 1) for z in (0, 1)])
     whole, sharded = part(found, "gradient_sync")
     assert whole < found.terms.all_reduce.exposed[0]
     assert sharded == pytest.approx(found.terms.reduce_scatter.exposed[1], rel=1e-12)
@@ -507,7 +507,7 @@ def test_buckets_grow_with_all_ranks_that_hold_copies_those_of_context_paralleli
     model = TINY.replace(hidden_size=4096, intermediate_size=14_336, head_dim=1024)
     problem = make_problem(model, 64, toy_cost(), seq_len=512, compile=True, framework="megatron-core", grad_dtype="fp32",
                            overlap_grad_reduce=True)  # fmt: skip
-    found = estimated(problem, [problem.run.replace(dp=32, cp=2, zero=1, zero_shard_size=64)])
+    found = estimated(problem, [problem.layout(dp=32, cp=2, zero=1, zero_shard_size=64)])
     layer = found.table.layer.times
     long = (replace(found.table.layers[0], times=replace(layer, backward=layer.backward + 1e3)),)
     slow = estimate_layouts(problem, found.layouts, replace(found.table, layers=long))
@@ -522,7 +522,7 @@ def test_gradients_hide_under_the_forward_passes_that_run_again_too() -> None:
     problem = make_problem(
         TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True
     )
-    layout = problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=4)
+    layout = problem.layout(zero=2, zero_shard_size=16, num_micro_batches=4)
     found = estimated(problem, [layout, layout.replace(recompute="full")])
     kept, recomputed = part(found, "gradient_sync")
     again = 2 * float(found.terms.recompute[0, 2, 0])

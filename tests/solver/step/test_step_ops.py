@@ -39,7 +39,7 @@ def test_the_fullest_stage_is_a_middle_one_where_layers_do_not_divide() -> None:
 def _tables_of_gathers(framework: str, ranks: int, pp: int = 1) -> list[dict[str, Any]]:
     """Return kind, bytes and count of the messages that gather TINY's parameters from ``ranks`` ZeRO-1 ranks of a stage."""
     problem = make_problem(TINY, ranks * pp, toy_cost(), 32, framework=framework)
-    run = problem.run.replace(dp=ranks, pp=pp, zero=1, zero_shard_size=ranks)
+    run = problem.layout(dp=ranks, pp=pp, zero=1, zero_shard_size=ranks)
     layouts, found = Layouts.of([run]), estimated(problem, [run])
     ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, layouts.splits), layouts.splits)
     gathers = [op for op in ops if op.name == "parameters.all_gather"]
@@ -66,7 +66,7 @@ def test_messages_of_fsdp_are_of_its_units() -> None:
 
     def counts(framework: str, zero: int) -> dict[str, list[float]]:
         problem = make_problem(large, 8, toy_cost(), 32, framework=framework)
-        found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8)])
+        found = estimated(problem, [problem.layout(zero=zero, zero_shard_size=8)])
         splits = found.layouts.splits
         ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, splits), splits)
         names = {"gradients.reduce_scatter", "parameters.all_gather"}
@@ -85,7 +85,7 @@ def test_weights_that_stay_gathered_between_passes_cost_no_time(framework: str, 
     model = TINY.replace(hidden_size=4096, intermediate_size=14336, head_dim=128, num_attention_heads=32, num_hidden_layers=32,
                          num_key_value_heads=8, vocab_size=128256)  # fmt: skip
     problem = make_problem(model, ranks, h100_model, 8192, framework=framework)
-    found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=ranks) for zero in (2, 3)])
+    found = estimated(problem, [problem.layout(zero=zero, zero_shard_size=ranks) for zero in (2, 3)])
     assert found.times.seconds[0] <= found.times.seconds[1] < 1.1 * found.times.seconds[0]
 
 
@@ -135,7 +135,7 @@ def test_a_v_ends_on_the_stage_where_it_begins() -> None:
 def test_the_two_tables_that_all_ranks_share_are_broadcast_by_two_of_them() -> None:
     # InternEvo's weight-parallel mode assigns embedding and head apart, under ZeRO-0 too: of 8 ranks two send, half each
     problem = make_problem(TINY, 8, toy_cost(), 32, framework="internevo-2024")
-    layout = problem.run.replace(tp_mode="isp", wp=8, zero=1, zero_shard_size=1)
+    layout = problem.layout(tp_mode="isp", wp=8, zero=1, zero_shard_size=1)
     found = estimated(problem, [layout])
     groups = parameter_groups(problem, found.table, found.terms.key, found.layouts.splits)
     ops = synchronisation_ops(problem, groups, found.layouts.splits)

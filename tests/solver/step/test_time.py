@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, TINY, part, run_of, tiny
+from toy import BYTE, FLOP, LINK, TINY, part, tiny, toy_layout
 
 from profiler.errors import InputError
 from solver.spec.feasibility import check_rules
@@ -48,7 +48,7 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients(
 ) -> None:
     # arXiv 2401.10241, table 2: the bubble of two stages is that of 1F1B less 2 W (ZB-H1), W of the last stage, head included
     monkeypatch.setattr("solver.step.host.RESTART_LAUNCHES", 0)
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": schedule, "attention": "flash"}, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "attention": "flash"}, schedule=schedule, dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     on_first = LAYER + EMBEDDING + SEND
     assert part(found, "bubble")[0] == pytest.approx(on_first - filled * (WEIGHT_GRAD + HEAD_WEIGHT_GRAD), rel=1e-9)
@@ -81,7 +81,7 @@ def test_accelerate_keeps_whole_gradients_of_fsdp2_in_their_own_type() -> None:
     held = [float(found.memory.parts[gradients, 0]) for found in (late, each)]
     assert held == [2 * elements, 4 * elements / 4]  # shards in fp32 (_fsdp_param_group.py, post_backward)
     with pytest.raises(InputError, match="fsdp2-2025-04 does not offer defer_grad_sync"):
-        check_rules(TINY, run_of(8, 32, framework="fsdp2-2025-04", zero=3, zero_shard_size=8, defer_grad_sync=True))
+        check_rules(TINY, toy_layout(8, 32, framework="fsdp2-2025-04", zero=3, zero_shard_size=8, defer_grad_sync=True))
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -138,7 +138,7 @@ def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     # five launches of 107 us (Megatron-LM's layers) or 40 us (Transformer Engine's); none in the zero-bubble authors' runtime,
     # nor where sends overlap with the next chunk, nor under other frameworks
     def late(framework: str, **layout: object) -> float:
-        run = {**RUN, "attention": "flash", "schedule": layout.pop("schedule", "1f1b"), "p2p_overlap": True}
+        run = {**RUN, "attention": "flash", "p2p_overlap": True}
         found = tiny(framework, 2, TINY.replace(num_hidden_layers=4), run, dp=1, pp=2, zero=0, num_micro_batches=4, **layout)
         return float(found.terms.send_recv[0]) - SEND
 
@@ -150,14 +150,14 @@ def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     assert late("generic") == pytest.approx(0, abs=1e-12)
 
 
-PLANNED = {**RUN, "schedule": "zb-1p", "attention": "flash", "precision": "fp16"}
+PLANNED = {**RUN, "attention": "flash", "precision": "fp16"}
 
 
 def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
     # two stages, the last with the head, of four micro batches; under zb-1p two stages like the last have a bubble of F + B - W
     # and four messages' lateness: here between that times what the first stage has of the last one's seconds, and what two
     # average stages take beyond the last one's work
-    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     last = float(part(found, "compute")[0]) / 4
     weight = WEIGHT_GRAD + HEAD_WEIGHT_GRAD
@@ -169,7 +169,7 @@ def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
 
 def test_what_weight_gradients_need_of_a_micro_batch() -> None:
     # 32 tokens: inputs 64, 64, 64 and 128 wide and output gradients 128 (q, k, v), 64, 256 (gate, up) and 64, in two bytes
-    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert found.terms.postponed[0, 0] == needed
@@ -292,7 +292,7 @@ def test_modules_behind_the_last_layer_are_not_recomputed_stage_by_stage() -> No
 
 def test_weight_gradients_need_more_than_a_recomputed_layer_keeps() -> None:
     # full recomputation keeps the layer's input alone: 32 tokens of 64 values in two bytes
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": "zb-1p", "attention": "flash"}, dp=1, pp=2, zero=0,
+    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "attention": "flash"}, schedule="zb-1p", dp=1, pp=2, zero=0,
                  num_micro_batches=4, recompute="full")  # fmt: skip
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert weight_share(found.terms, found.layouts, found.times.slowest) == pytest.approx(needed / (32 * 64 * 2))
