@@ -27,15 +27,16 @@ from solver.spec.division import (
 from solver.spec.feasibility import check_world
 from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp
 from solver.spec.rules.experts import (
+    expert_groups_broken,
     experts_divide,
     experts_run,
     mode_broken,
     overlap_runs,
 )
-from solver.spec.rules.optimizers import zero_stages
+from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, zero_broken
 from solver.spec.rules.runs import check_run
 from solver.spec.rules.schedules import split_backward_broken
-from solver.spec.rules.states import copies_run, expert_shards_run, recompute_broken, shards_run
+from solver.spec.rules.states import copies_run, expert_shards_run, isp_runs, recompute_broken, shards_run, zero_runs
 from solver.spec.strategy import expert_replicas, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -183,11 +184,10 @@ def _modes_that_run(problem: Problem, tp: int, cp: int, rejected: Counter[str]) 
     if not sequence_divides(run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
         modes &= {TpMode.MTP}
-    if run.optimizer == "muon":
-        modes -= {TpMode.ISP}
     return [
         mode for mode in can_run.tp_modes or (TpMode.MTP,)
         if mode in modes and not mode_broken(problem.model, mode.name.lower(), tp)
+        and not muon_mode_broken(run, mode.name.lower())
         and tensor_overlap_runs(problem.framework, run, mode.name.lower(), tp)
     ]  # fmt: skip
 
@@ -203,8 +203,7 @@ def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int
         for etp in divisors(tp)
         if experts_divide(model, ranks, int(ep), int(etp))
         and experts_run(can_run, model, tp, ranks, int(ep), int(etp))
-        and (etp == 1 or not problem.run.moe_fused_experts)
-        and (ep > 1 or not problem.run.moe_exchange_overlap)
+        and not expert_groups_broken(problem.run, int(ep), int(etp))
     ]
 
 
@@ -235,8 +234,6 @@ def _recompute_levels(problem: Problem) -> list[tuple[Recompute, float]]:
     levels += [(Recompute.FULL, share) for share in can_run.recompute_shares]
     allowed = [name for name in can_run.recompute if overlap_runs(run.moe_exchange_overlap, 1, 1, name)]
     allowed = [name for name in allowed if not recompute_broken(problem.framework, run, name)]
-    allowed = ["none"] if run.offload_layers else allowed
-    allowed = [name for name in allowed if name != "full"] if run.offload_modules else allowed
     return [(level, share) for level, share in levels if level.name.lower() in allowed]
 
 
@@ -244,9 +241,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
     Partial recomputation recomputes the framework's recompute_shares of a stage's layers, rounded up to as many in each of its
-    chunks (frameworks state it for a chunk), where that is a new number. ZeRO-3 together with ISP would shard the same weights
-    twice and is left out; so is ZeRO-3 with a pipeline, which no framework here runs, and ZeRO-2 where the framework does not
-    run that.
+    chunks (frameworks state it for a chunk), where that is a new number.
     """
     can_run, levels = problem.framework.can_run, _recompute_levels(problem)
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
@@ -254,17 +249,17 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp, splits.ep)
     if split_backward_broken(can_run, problem.run, 1):
         sharded &= one_stage | ~splits_backward(splits.schedule)
-    if problem.run.optimizer == "muon":
-        sharded &= splits.zero_shard_size == splits.dp * splits.cp
+    sharded &= muon_shards(problem.run, 1, splits.zero_shard_size, splits.dp * splits.cp)
     if problem.model.is_mixture_of_experts:
         copies = expert_replicas(splits.tp, splits.cp, splits.dp, splits.ep, splits.etp)
         alike = expert_shards_run(can_run, splits.zero_shard_size, splits.cp * splits.dp, copies)
         sharded &= alike | (splits.ep * splits.etp == 1)
-    second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
-    possible = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.mode != TpMode.ISP))]
-    offered = set(problem.framework.can_run.zero_stages) & set(zero_stages(problem.run))
-    offered -= {0, 1} if problem.run.offload_gradients else set()
-    possible = [(zero, valid) for zero, valid in possible if zero in offered]
+    isp = splits.mode == TpMode.ISP
+    possible = [
+        (zero, (sharded if zero else copied) & zero_runs(can_run, zero, splits.pp) & isp_runs(zero, isp))
+        for zero in can_run.zero_stages
+        if not zero_broken(problem.run, zero)
+    ]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
     for stage_of_zero, valid in possible:

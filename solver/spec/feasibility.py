@@ -27,9 +27,8 @@ from solver.spec.rules.context import context_exchange_broken, heads_divide_by_c
 from solver.spec.rules.deferral import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.rules.experts import expert_rules, mode_broken
 from solver.spec.rules.linears import linear_rules
-from solver.spec.rules.optimizers import optimizer_rules, zero_broken
+from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, optimizer_rules, zero_broken
 from solver.spec.rules.runs import (
-    LAYERS_ALONE,
     attention_rules,
     check_host,
     ends_rule,
@@ -45,7 +44,7 @@ from solver.spec.rules.runs import (
 from solver.spec.rules.schedules import schedule_broken, schedule_rules
 from solver.spec.rules.sizes import assignment_broken, size_rules
 from solver.spec.rules.state_space import framework_for, state_space_rules
-from solver.spec.rules.states import state_rules
+from solver.spec.rules.states import LAYERS_ALONE, state_rules, zero_runs
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
@@ -110,11 +109,6 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     return ""
 
 
-def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
-    """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
-    return zero in can_run.zero_stages and (pp == 1 or zero in can_run.zero_with_pipeline)
-
-
 def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what the release of a framework can run."""
     return (
@@ -161,20 +155,19 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     can, name = framework.can_run, framework.name
     zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
     return (
-        (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        (bool(zero_runs(can, s.zero, s.pp)), f"{name} does not offer {zero}"),
         *adapter_rules(framework, model, s),
         *deferral_rules(framework, s),
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
         projection_rule(framework, s),
         ends_rule(framework, s),
         *optimizer_rules(framework, s),
-        (s.zero > 1 or not s.offload_gradients, f"offload_gradients needs ZeRO-2 or 3, not ZeRO-{s.zero}"),
+        (not zero_broken(s, s.zero), zero_broken(s, s.zero)),
         (
-            s.optimizer != "muon" or not s.zero or s.zero_shard_size == s.dp * s.cp,
+            bool(muon_shards(s, s.zero, s.zero_shard_size, s.dp * s.cp)),
             f"optimizer muon assigns matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
         ),
-        (s.optimizer != "muon" or s.tp_mode != "isp", "optimizer muon is not modelled with weights that tp_mode isp shards"),
-        (not zero_broken(s), zero_broken(s)),
+        (not muon_mode_broken(s, s.tp_mode), muon_mode_broken(s, s.tp_mode)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
         groups_rule(framework, model, s),
@@ -226,11 +219,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *offload_rules(model, s),
         *attention_rules(framework_for(s.framework, model), s),
         *loss_rules(framework_for(s.framework, model), s),
-        (not s.offload_layers or (s.pp == 1 and s.recompute == "none"), LAYERS_ALONE),
-        (
-            not s.offload_modules or s.recompute != "full",
-            "offload_modules leaves nothing to full recomputation; give none or selective",
-        ),
+        (s.pp == 1 or not s.offload_layers, LAYERS_ALONE),
         (not unrun, unrun),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )

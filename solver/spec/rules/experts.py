@@ -25,6 +25,13 @@ def experts_run(can_run: CanRun, model: ModelSpec, tp: int, ranks: int, ep: int,
     return etp == tp and (ranks // tp) % ep == 0
 
 
+def expert_groups_broken(run: Run, ep: int, etp: int) -> str:
+    """Return which constant of a run needs other groups of experts, or ""."""
+    if run.moe_fused_experts and etp > 1:
+        return f"moe_fused_experts needs whole experts: etp 1, not {etp}"
+    return "moe_exchange_overlap needs ep above 1" if run.moe_exchange_overlap and ep == 1 else ""
+
+
 def mode_broken(model: ModelSpec, tp_mode: str, tp: int) -> str:
     """Return why a tensor-parallel mode does not run the model, or "".
 
@@ -125,12 +132,11 @@ def expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[t
         ),
         *dispatch_rules(framework, model, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
-        (not s.moe_fused_experts or s.etp == 1, f"moe_fused_experts needs whole experts: etp 1, not {s.etp}"),
+        (not (wrong := expert_groups_broken(s, s.ep, s.etp)), wrong),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
             "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "
             "full recomputation",
         ),
-        (not s.moe_exchange_overlap or s.ep > 1, "moe_exchange_overlap needs ep above 1"),
         (not (wrong := dispatch_broken(s)), wrong),
     )

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from solver.spec.framework import Framework
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run import Run
-from solver.spec.strategy import Strategy
 
 
-def zero_stages(run: Run) -> tuple[int, ...]:
-    """Return the ZeRO stages that an optimizer runs with.
+def zero_broken(run: Run, zero: int) -> str:
+    """Return what of a run's optimizer needs another ZeRO stage, or "".
 
     Muon assigns whole matrices to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py); the shards of
     ZeRO-3 are the fp32 weights themselves, of which nothing is saved.
     """
-    return (0, 1) if run.optimizer == "muon" else (0, 1, 2) if run.optimizer_states == "remainder" else (0, 1, 2, 3)
+    stages = {
+        "optimizer muon": (0, 1) if run.optimizer == "muon" else (),
+        "optimizer_states remainder": (0, 1, 2) if run.optimizer_states == "remainder" else (),
+        "offload_gradients": (2, 3) if run.offload_gradients else (),
+    }
+    wrong = [
+        f"{what} runs with ZeRO-{run_[0]} to {run_[-1]}, not ZeRO-{zero}"
+        for what, run_ in stages.items()
+        if run_ and zero not in run_
+    ]
+    return wrong[0] if wrong else ""
 
 
-def zero_broken(s: Strategy) -> str:
-    """Return why an optimizer does not run with a layout's ZeRO stage, or ""."""
-    which = "optimizer muon" if s.optimizer == "muon" else f"optimizer_states {s.optimizer_states}"
-    stages = zero_stages(s)
-    return "" if s.zero in stages else f"{which} runs with ZeRO-{stages[0]} to {stages[-1]}, not ZeRO-{s.zero}"
+def muon_shards(run: Run, zero: Any, shard: Any, replicas: Any) -> np.ndarray:
+    """Whether the optimizer runs with states over ``shard`` of ``replicas`` ranks: muon assigns matrices to all of them."""
+    return (np.asarray(zero) == 0) | (np.asarray(shard) == replicas) | (run.optimizer != "muon")
+
+
+def muon_mode_broken(run: Run, tp_mode: str) -> str:
+    """Return why the optimizer does not run with a tensor-parallel mode, or ""."""
+    isp = run.optimizer == "muon" and tp_mode == "isp"
+    return "optimizer muon is not modelled with weights that tp_mode isp shards" if isp else ""
 
 
 def offloads(s: Run) -> tuple[tuple[str, bool], ...]:

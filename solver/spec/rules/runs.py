@@ -17,10 +17,9 @@ from solver.spec.rules.experts import dispatch_broken, dispatch_rules, fused_exp
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.optimizers import optimizer_rules
 from solver.spec.rules.state_space import state_space_rules
+from solver.spec.rules.states import LAYERS_ALONE
 from solver.spec.run import Run
 from solver.spec.strategy import Strategy
-
-LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"
 
 
 def projection_rule(framework: Framework, s: Run) -> tuple[bool, str]:

@@ -13,6 +13,8 @@ from solver.spec.recipes import delays_scales
 from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 
+#: Rules of Megatron-Core's transformer_config.py.
+LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs"
 #: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.
 _QUANTISED_MODULES = {"layernorm", "moe_act"}
 
@@ -57,6 +59,16 @@ def casts_run(can_run: CanRun, tp: Any, cp: Any, pp: Any, dp: Any) -> np.ndarray
     return (np.asarray(dp * cp) > 1) | (np.asarray(tp * pp) == 1) | (not can_run.casts_by_shards)
 
 
+def zero_runs(can_run: CanRun, zero: int, pp: Any) -> np.ndarray:
+    """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
+    return (zero in can_run.zero_stages) & ((np.asarray(pp) == 1) | (zero in can_run.zero_with_pipeline))
+
+
+def isp_runs(zero: Any, is_isp: Any) -> np.ndarray:
+    """Whether only one of ZeRO-3 and tp_mode isp shards the weights."""
+    return (np.asarray(zero) < 3) | ~np.asarray(is_isp)
+
+
 def partial_runs(can_run: CanRun, layers: int) -> bool:
     """Whether the framework recomputes ``layers`` of a stage's layers (-1: all)."""
     return layers < 0 or bool(can_run.recompute_shares)
@@ -66,6 +78,10 @@ def recompute_broken(framework: Framework, run: Run, level: str) -> str:
     """Return what of a run does not go together with a level of recomputation, or ""."""
     if level == "full" and run.cuda_graphs:
         return "CUDA graphs exclude recompute full"
+    if level == "full" and run.offload_modules:
+        return "offload_modules leaves nothing to full recomputation; give none or selective"
+    if level != "none" and run.offload_layers:
+        return LAYERS_ALONE
     return _modules_broken(framework, run) if level == "selective" else ""
 
 
@@ -110,7 +126,7 @@ def state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ..
             s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp, s.ep)),
             f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp}, pp {s.pp} and ep {s.ep}'}",
         ),
-        (s.zero < 3 or s.tp_mode != "isp", "ZeRO-3 and tp_mode isp would shard the same weights twice"),
+        (bool(isp_runs(s.zero, s.tp_mode == "isp")), "ZeRO-3 and tp_mode isp would shard the same weights twice"),
         (
             not s.zero
             or s.tp_mode == "isp"

@@ -11,10 +11,11 @@ from profiler.errors import InputError
 from solver.spec.can_run import CanRun
 from solver.spec.cluster import cluster_of
 from solver.spec.division import heads_divide, sequence_divides, tensor_parallel_runs
-from solver.spec.feasibility import check_layout, check_world, stages_broken, zero_runs
+from solver.spec.feasibility import check_layout, check_world, stages_broken
 from solver.spec.frameworks import framework_of
 from solver.spec.rules.context import heads_divide_by_cp
 from solver.spec.rules.runs import compile_rule
+from solver.spec.rules.states import zero_runs
 from solver.spec.strategy import Strategy
 
 MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value heads, width 128

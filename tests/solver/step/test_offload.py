@@ -258,7 +258,7 @@ def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
     [
         ({"offload_gradients": True}, 2, "needs optimizer_offload_fraction"),
         ({"optimizer_offload_fraction": 1.0}, 2, "keeps gradients where its optimizer is"),
-        ({"optimizer_offload_fraction": 1.0, "offload_gradients": True}, 1, "needs ZeRO-2 or 3, not ZeRO-1"),
+        ({"optimizer_offload_fraction": 1.0, "offload_gradients": True}, 1, "runs with ZeRO-2 to 3, not ZeRO-1"),
         ({"optimizer_offload_fraction": 1.0, "offload_gradients": True, "framework": "generic"}, 2,
          "does not offer to offload gradients"),
     ],
