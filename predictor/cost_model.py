@@ -127,10 +127,16 @@ class CostModel:
         return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16"
-    ) -> Estimate:
-        """GEMMs of ``groups`` experts in one kernel; arguments as in predictor.kernels.grouped_linear."""
-        return self._gemm(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate), passes, dtype)
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16",
+        launched: bool = True,
+    ) -> Estimate:  # fmt: skip
+        """GEMMs of ``groups`` experts; arguments as in predictor.kernels.grouped_linear.
+
+        launched: the host launches one for each group, for which it needs a time that the device's clocks do not change;
+        otherwise they are one kernel.
+        """
+        found = self._gemm(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate), passes, dtype)
+        return found._replace(seconds=np.maximum(found.seconds, self.grouped.launch_seconds(groups) * launched))
 
     def _gemm(self, alone: Estimate, layout: Any, dtype: str) -> Estimate:
         scaled = block_scaled(alone, layout, self.device) if dtype == BLOCKWISE else alone

@@ -1,13 +1,15 @@
 """Time of grouped GEMMs (the experts of an MoE layer).
 
-    time = max(overhead * dense + output, groups * launch, least)
+    time = max(overhead * dense + output, least)
 
 dense is the time of the same GEMMs as one dense batch, with a measured overhead per pass. output is what a weight gradient
 moves to and from memory beyond that, a share of its bytes over the memory bandwidth: with few tokens per expert every weight's
 gradient is read and written for little arithmetic (on B200 with 128 tokens, three quarters of the time where it accumulates in
 fp32). least is what the memory's whole bandwidth needs to write these gradients, and to read what they are added to: those of
-all experts fill more than any cache. launch is what the host needs to start the GEMM of one expert: Transformer Engine starts
-one for each, on four streams.
+all experts fill more than any cache.
+
+Transformer Engine starts a GEMM for each expert, on four streams, so that nothing is faster than groups * launch, what the host
+needs for these (launch_seconds); kernels that hold all experts are not bound by it.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class GroupedLinearModel:
         self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = Layout.TN, dtype: str = "bf16",
         accumulate: Any = False,
     ) -> Estimate:  # fmt: skip
-        """Seconds for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
+        """Seconds of the device for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
 
         passes: 0 forward, 1 input gradient, 2 weight gradient (codes of Layout); n and k are those of the forward in every
         pass. dtype: of the operands; where none of its kernels was measured (fp8, mxfp8), the dense GEMM of that dtype with the
@@ -105,12 +107,16 @@ class GroupedLinearModel:
         moved = _output_bytes(groups, n, k, passes, accumulate)
         least = np.where(accumulate, moved, moved / 2) / bandwidth  # what is not accumulated is not read
         seconds = dense.seconds * self.overhead[passes] + self.output_share * moved / bandwidth
-        seconds = np.maximum(np.maximum(seconds, np.asarray(groups) * self.launch), least)
+        seconds = np.maximum(seconds, least)
         known = self.measured[passes] & (FAMILIES[dtype] in self.families)
         basis = np.where(known, dense.basis, np.maximum(dense.basis, np.int8(Basis.EXTRAPOLATED)))
         basis = np.maximum(basis, np.int8(Basis.INTERPOLATED)).astype(np.int8)
         std = np.hypot(dense.relative_std, np.where(known, self.uncertainty[passes], PRIOR_UNCERTAINTY))
         return Estimate(seconds, std, basis)
+
+    def launch_seconds(self, groups: Any) -> np.ndarray:
+        """Seconds of the host to launch a GEMM for each group."""
+        return np.asarray(groups) * self.launch
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file, including the dense model."""

@@ -117,8 +117,9 @@ def _ring(op: str, at: Groups, physics: NetworkParameters) -> np.ndarray:
     share = 1.0 if op == "broadcast" else steps / at.ranks  # before a broadcast no receiver holds a part
     wire = share * at.size / at.egress(physics)
     quick = physics.start + hops * physics.ring_step_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
-    latency = physics.start + physics.simple_start + hops * physics.ring_step
-    return np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), physics.ring_sharpness))
+    latency, bulk = physics.start + physics.simple_start + hops * physics.ring_step, np.maximum(wire, at.inside_ring)
+    # the last rank of a broadcast's chain receives nothing before a slice has passed all others
+    return np.minimum(quick, latency + bulk if op == "broadcast" else join(latency, bulk, physics.ring_sharpness))
 
 
 def _tree(at: Groups, physics: NetworkParameters) -> np.ndarray:

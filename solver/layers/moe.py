@@ -30,6 +30,7 @@ from solver.layers.program import (
     INPUT_GRAD,
     LINEAR,
     MEMORY_BOUND,
+    ONE_KERNEL,
     WEIGHT_GRAD,
     Array,
     Op,
@@ -219,7 +220,8 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
     all to all, before it launches that (expert_exchange.py). Experts that are parameters of their own are handled by the host
     one by one: each weight in forward, and in backward its gradient and its hook; a bias too (Transformer Engine's
     GroupedLinear returns a gradient of each, Megatron-Core's distributed_data_parallel.py has a hook for every parameter).
-    One after the other they are modules of their own, whose GEMMs are those that Transformer Engine starts for a group too.
+    One after the other they are modules of their own, whose GEMMs are those that Transformer Engine starts for a group too;
+    the host starts none of those that are one kernel, or replayed from a CUDA graph.
     """
     experts, rows = shapes.model.num_experts // shapes.keys.ep, expert_rows(shapes)
     each = np.maximum(rows / experts, 1)
@@ -242,10 +244,18 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
             op, name=f"experts.{name}", kind=GROUPED_LINEAR, count=several,
             dims={**sizes, "passes": op.dims["layout"], "accumulate": op.dims["accumulate"]},
             launches=np.maximum(1.0 * handled.get(op.phase, 0) * experts, 1.0),
+            variant="" if _launches_each(shapes) else ONE_KERNEL,
         )
         for op in plain
     ]  # fmt: skip
     return [*(replace(op, count=single) for op in plain), *grouped, *fills]
+
+
+def _launches_each(shapes: Shapes) -> bool:
+    """Whether the host launches the GEMM of each expert."""
+    run = shapes.run
+    one_kernel = run.moe_grouped_gemm and (shapes.framework.kernels.one_grouped_kernel or run.moe_fused_experts)
+    return not one_kernel and not (run.cuda_graphs and not run.modules_graphed)
 
 
 def _shared_sum(shapes: Shapes) -> list[Op]:

@@ -16,6 +16,7 @@ from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Placement, placement
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
+ONE_KERNEL = "one kernel"
 CHUNK_SCAN = "chunk_scan"  #: the gated delta rule of linear attention
 STATE_SPACE = "state_space"  #: Mamba-2's kernels between its convolution and its norm
 ATTENTION, MAMBA = "attention", "mamba"  #: modules of the ops between the norm and the residual
@@ -69,7 +70,8 @@ class Op:
     overlaps_with: tuple[str, ...] = ()
     exposed_share: Array = 0.0
     recomputed_by: tuple[Recompute, ...] = ()
-    #: memory_bound: norm, rope, gated_act, ...; flash_attn: fp8; dispatch and combine: the dispatcher; others: BEFORE_ANOTHER
+    #: memory_bound: norm, rope, gated_act, ...; flash_attn: fp8; dispatch and combine: the dispatcher; grouped_linear:
+    #: ONE_KERNEL, else the host launches a GEMM for each group; others: BEFORE_ANOTHER
     variant: str = ""
     launches: Array = 1.0  #: kernels that the host launches for each run of it
     after_wait: Array = False  #: the host launches it when the device has run all that was launched before

@@ -161,7 +161,7 @@ def _splits_of(
         (*row, *groups) for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp) for groups in experts
     ]
     if not sharing:
-        rejected["no tensor-parallel mode runs with that tp and cp"] += 1
+        rejected["no tensor-parallel mode and no group of experts runs with that tp and cp"] += 1
         return None
     runs = pipelines(problem, pp, sequences, rejected, ends)
     if not runs:

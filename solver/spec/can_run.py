@@ -59,6 +59,7 @@ class CanRun:
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
     splits_biased_experts: bool = True  #: etp may be more than 1 where experts have biases
+    experts_beside_tp: bool = True  #: tp may be above 1 with experts
     splits_alone: bool = True  #: without ep experts may be whole beside tp above 1; otherwise tp splits each (not modelled)
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     routings: tuple[str, ...] = ("random",)  #: moe_routing; the last is what its forced balance does

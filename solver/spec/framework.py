@@ -58,6 +58,9 @@ class Kernels:
     routes_consecutive: bool = True  #: with moe_routing consecutive the router runs all the same
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
+    #: The GEMMs of all experts are one kernel (torch._grouped_mm); otherwise the host launches one for each, as Transformer
+    #: Engine does.
+    one_grouped_kernel: bool = False
     #: The bias of the q, k and v projection is added by a kernel of its own (Megatron's own linears); otherwise in the GEMM.
     #: The others are added in it, or in the activation's and the residual's kernel.
     bias_apart: bool = False
@@ -123,6 +126,10 @@ class DataParallel:
     #: bucket of a backward pass cannot overlap with anything.
     bucket_elements: float = 40e6
     bucket_elements_per_rank: float = 0.0
+    #: Without overlap_grad_reduce a buffer is one bucket (Megatron's DistributedDataParallel).
+    buckets_to_overlap: bool = False
+    #: Parameters of an all-gather of ZeRO-1 and 2; 0: those of a bucket.
+    gather_bucket_elements: float = 0.0
     buckets_of_tensors: bool = False  #: a bucket is full when it exceeds 25 MiB (torch's DistributedDataParallel)
     #: Sharded gradients are reduce-scattered, and parameters gathered, in one collective, after the last backward pass.
     shards_at_once: bool = False

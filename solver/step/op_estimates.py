@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from solver.layers.program import (
     HOST_MEMORY,
     LINEAR,
     MEMORY_BOUND,
+    ONE_KERNEL,
     STATE_SPACE,
     WEIGHT_GRAD,
     Op,
@@ -120,6 +121,14 @@ def exposed_seconds(communication: np.ndarray, compute: np.ndarray, contention: 
     return communication - hidden * (1 - contention)
 
 
+class _Signature(NamedTuple):
+    """What ops have in common that one call of the cost model answers; dtype: of GEMMs."""
+
+    kind: str
+    variant: str
+    dtype: str
+
+
 def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
     """Call the cost model for every op, whose dims are arrays of shape [keys]; once per distinct shape, and not for ops that no
     key runs, whose seconds are 0."""
@@ -127,7 +136,7 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
     seconds, std, basis, contention = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8), np.zeros(shape)
     targets: tuple[np.ndarray, ...] = (seconds, std, basis, contention)
     for signature, rows in _by_signature(ops).items():
-        names = _DIMS.get(signature[0], _MESSAGE)
+        names = _DIMS.get(signature.kind, _MESSAGE)
         columns = _dims([ops[i] for i in rows], names, keys)
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
@@ -147,41 +156,40 @@ def _dims(ops: Sequence[Op], names: Sequence[str], keys: int) -> list[np.ndarray
 
 
 def _distinct_answers(
-    cost: CostModel, signature: tuple[str, str], names: Sequence[str], columns: Sequence[np.ndarray]
+    cost: CostModel, signature: _Signature, names: Sequence[str], columns: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, ...]:
     """Return the cost model's answer for every row of ``columns``, computed once per distinct row.
 
     Collectives also have their contention.
     """
-    if signature[0] in (MEMORY_BOUND, HOST_LINK, HOST_MEMORY):  # a division is cheaper than finding out which sizes are equal
+    if signature.kind in (MEMORY_BOUND, HOST_LINK, HOST_MEMORY):  # a division is cheaper than finding out which sizes are equal
         return _ask(cost, signature, dict(zip(names, columns, strict=True)))
     first, inverse = distinct(columns)
     dims = {name: column[first] for name, column in zip(names, columns, strict=True)}
     answer: tuple[np.ndarray, ...] = _ask(cost, signature, dims)
     if names is _MESSAGE:
-        delay = cost.contention_seconds(signature[0], dims["bytes"], dims["inter"], answer[0])
+        delay = cost.contention_seconds(signature.kind, dims["bytes"], dims["inter"], answer[0])
         answer = (*answer, delay / np.maximum(answer[0], 1e-30))
-    elif signature[0] in (DISPATCH, COMBINE):
+    elif signature.kind in (DISPATCH, COMBINE):
         answer = (*answer, cost.contention.over(dims["inter"]))
     return tuple(values[inverse] for values in answer)
 
 
-def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
-    """Group the ops that run and that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound
-    kernel."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _by_signature(ops: Sequence[Op]) -> dict[_Signature, list[int]]:
+    """Group the ops that run and that one call of the cost model can answer."""
+    groups: dict[_Signature, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         if np.any(op.count):
-            groups[op.kind, op.dtype if op.kind in (LINEAR, GROUPED_LINEAR) else op.variant].append(i)
+            groups[_Signature(op.kind, op.variant, op.dtype if op.kind in (LINEAR, GROUPED_LINEAR) else "")].append(i)
     return groups
 
 
-def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray]) -> Estimate:
-    kind, variant = signature
+def _ask(cost: CostModel, signature: _Signature, dims: dict[str, np.ndarray]) -> Estimate:
+    kind, variant, dtype = signature
     if kind == LINEAR:
-        return cost.linear(**dims, dtype=variant)
+        return cost.linear(**dims, dtype=dtype)
     if kind == GROUPED_LINEAR:
-        return cost.grouped_linear(**dims, dtype=variant)
+        return cost.grouped_linear(**dims, dtype=dtype, launched=variant != ONE_KERNEL)
     if kind == FLASH_ATTN:
         return cost.flash_attn(**dims, dtype=variant)
     if kind == CHUNK_SCAN:

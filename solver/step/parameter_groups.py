@@ -36,10 +36,12 @@ from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 class ParameterGroup:
     """Parameters that the same group of ranks holds.
 
-    elements: on one rank, shape [splits]. size, stride: shape of that group of ranks.
+    elements: on one rank, shape [splits]. quantised: of these, those of linears that are quantised where the run's are. size,
+    stride: shape of that group of ranks.
     """
 
     elements: np.ndarray
+    quantised: np.ndarray
     size: np.ndarray
     stride: np.ndarray
 
@@ -53,8 +55,9 @@ def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, split
     of_ranks = rank_groups(problem, splits)
     every = range(len(stages.counts))
     held = {name: np.array([elements_of(problem, table, key, stages, at, name) for at in every]) for name in of_ranks}
+    narrow = {name: np.array([quantised_elements(problem, table, key, stages, at, name) for at in every]) for name in of_ranks}
     fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
-    return {name: ParameterGroup(held[name][fullest], *of) for name, of in of_ranks.items()}
+    return {name: ParameterGroup(held[name][fullest], narrow[name][fullest], *of) for name, of in of_ranks.items()}
 
 
 def elements_of(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str) -> np.ndarray:
@@ -63,6 +66,18 @@ def elements_of(problem: Problem, table: LayerTable, key: np.ndarray, stages: St
     at_head = stages.has_head[stage] * table.head.parameters_of[name][key]
     end = end_elements(problem, table, key, stages, stage) if name == OTHERS else at_head
     return over_kinds(stages.counts[stage], of_layers(table, key, name)) + end
+
+
+def quantised_elements(
+    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str
+) -> np.ndarray:
+    """Return those of ``elements_of`` that are of linears which are quantised where the run's are, [splits]; the layer of
+    multi-token prediction is of the last kind."""
+    if name == OTHERS:
+        return np.zeros(len(key))
+    quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
+    predicting = table.head.parameters_of[name][key] * quantised[problem.kinds.of_layer[-1]] * stages.has_head[stage]
+    return over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name)) + predicting
 
 
 def of_layers(table: LayerTable, key: np.ndarray, name: str) -> np.ndarray:

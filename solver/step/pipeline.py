@@ -76,8 +76,10 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     stage, deferred = slowest.stage, stages.ends.deferred
     offload = _offload(problem, terms, layouts, layer, stage)
     pipeline = _pipeline(problem, stages, slowest, root=root, offload=offload)
-    # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed
-    pipeline = pipeline + np.where(overlaps_sends(problem, terms, layouts), 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
+    # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed, and
+    # what the compute is too short for: a chunk's two passes exchange one after the other
+    beside, send = overlaps_sends(problem, terms, layouts), terms.send_recv[row]
+    pipeline = np.maximum(pipeline, beside * 2.0 * m * vpp * send) + beside * 2.0 * (pp * vpp - 1) * send
     if run.defer_embedding_wgrad_compute:
         pipeline = with_deferred(pipeline, m * deferred, stages.draining)
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * stages.ends.recompute

@@ -16,15 +16,15 @@ from solver.step.offload import gradients_here, states_on_host
 from solver.step.parameter_groups import (
     elements_of,
     joined_ends,
-    of_layers,
     partitions,
+    quantised_elements,
     shard_ranks,
     shares_vocabulary,
     trained_elements,
 )
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import gathered_bytes
-from solver.step.stage_kinds import StageKinds, over_kinds
+from solver.step.stage_kinds import StageKinds
 
 
 class StateBytes(NamedTuple):
@@ -107,13 +107,10 @@ def _weight_copies(
     """Return the bytes of quantised copies of a group's weights, [4 ZeRO stages, splits]."""
     out, kept = np.zeros((4, len(key))), problem.weight_recipe
     if kept is not None and name != OTHERS:
-        quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
-        of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
-        predicting = table.head.parameters_of[name][key] * quantised[problem.kinds.of_layer[-1]]
-        of_kinds = of_kinds + predicting * stages.has_head[stage]  # multi-token prediction has a layer of the last kind
-        out[:3] += kept.held * of_kinds
+        quantised = quantised_elements(problem, table, key, stages, stage, name)
+        out[:3] += kept.held * quantised
         if kept.sharded and problem.framework.memory.keeps_shards:
-            out[3] += (kept.sharded - HALF) * of_kinds / share
+            out[3] += (kept.sharded - HALF) * quantised / share
     return out
 
 

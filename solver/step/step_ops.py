@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from solver.step.problem import LayerTable, Problem
 MUON_BYTES = 78.0
 
 
-def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Return the number of collectives that carry ``elements`` of a rank's ``whole`` gradients over ``ranks``.
+def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return the number of collectives that carry ``elements`` of a rank's ``whole`` gradients, [splits].
 
     It follows the framework's bucket size: at least one, fractions allowed; where buckets are of whole tensors, this part's of
     all of them.
@@ -34,7 +34,9 @@ def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.nd
     sync = problem.framework.data_parallel
     if sync.buckets_of_tensors:
         return ddp_buckets(problem.model, problem.framework.kernels, splits) * elements / whole
-    bucket = np.maximum(sync.bucket(problem.model.hidden_size), sync.bucket_elements_per_rank * ranks)
+    if sync.buckets_to_overlap and not problem.run.overlap_grad_reduce:
+        return np.ones(len(splits))
+    bucket = np.maximum(sync.bucket(problem.model.hidden_size), sync.bucket_elements_per_rank * splits.dp * splits.cp)
     most = linear_tensors(problem) * problem.model.num_hidden_layers / splits.pp if sync.buckets_by_hidden else np.inf
     return np.maximum(np.minimum(elements / bucket, most), 1.0)
 
@@ -73,9 +75,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
             continue
         shared = shares_vocabulary(problem, splits) & (name == OTHERS)
         tensors = np.where(shared, 2, np.ceil(tensors_of_stage(problem, splits)))
-        count = buckets(problem, splits, group.elements, whole, group.size)
-        sharded = units(problem, splits, name) if problem.framework.data_parallel.shards_units else count
-        ops += _exchange_ops(problem, name, group, shards[name], (count, sharded), np.minimum(shards[name], tensors))
+        messages = _messages(problem, splits, name, group, whole, np.minimum(shards[name], tensors))
+        ops += _exchange_ops(problem, name, group, shards[name], messages)
         ops += _kernel_ops(problem, name, group, shares[name])
         ops += _update_ops(problem, name, "whole", np.where(shared, shares[name], group.elements))
         ops += _update_ops(problem, name, "shard", shares[name])
@@ -85,28 +86,48 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     return ops + [_message("gradient_norm", "all_reduce", number, placement(*group, node)) for group in sums]
 
 
-def _exchange_ops(
-    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, counts: tuple[np.ndarray, np.ndarray],
-    senders: np.ndarray,
-) -> list[Op]:  # fmt: skip
-    """Return the messages of a group's gradients and parameters, and the copies between these and their buffers.
+class _Messages(NamedTuple):
+    """Numbers of a group's collectives in a step: whole gradients, sharded ones, parameters; [splits] each."""
 
-    counts: messages of whole gradients, and of what is sharded. senders: of frameworks that broadcast, which assign whole
-    tensors to ranks, so that no more send than there are tensors.
+    whole: np.ndarray
+    sharded: np.ndarray
+    parameters: np.ndarray
+
+
+def _messages(
+    problem: Problem, splits: Splits, name: str, group: ParameterGroup, whole: np.ndarray, senders: np.ndarray
+) -> _Messages:
+    """Return how many messages carry a group's gradients and parameters.
+
+    whole: parameters of all groups. senders: ranks that have parameters to broadcast. A rank sends those of all groups whose
+    copies are on the same ranks in one buffer (InternEvo's broadcast_params): without ISP the others are in the linears'.
     """
+    sync = problem.framework.data_parallel
+    count = buckets(problem, splits, group.elements, whole)
+    sharded = units(problem, splits, name) if sync.shards_units else np.ones_like(count) if sync.shards_at_once else count
+    if sync.param_collective == "broadcast":
+        joins = (name == OTHERS) & (splits.mode != TpMode.ISP)
+        return _Messages(count, sharded, np.where(joins, 1.0, senders))
+    if sync.gather_bucket_elements:
+        return _Messages(count, sharded, np.maximum(group.elements / sync.gather_bucket_elements, 1.0))
+    return _Messages(count, sharded, sharded)
+
+
+def _exchange_ops(
+    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, messages: _Messages
+) -> list[Op]:  # fmt: skip
+    """Return the messages of a group's gradients and parameters, and the copies between these and their buffers."""
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
     grad = sizes.gradient
-    whole, sharded = counts[0], 1.0 if sync.shards_at_once else counts[1]
     reduced = group.elements * (sync.communicated_gradient_bytes or grad)
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
-    width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
-    gathered = group.elements * width
-    messages = senders * 1.0 if sync.param_collective == "broadcast" else sharded
+    narrower = sizes.weight - kept.gathered if kept is not None and kept.gathered else 0.0
+    gathered = group.elements * sizes.weight - group.quantised * narrower
     return [
-        *group_ops(problem, "gradients", reduced, group, shard, whole, sharded),
+        *group_ops(problem, "gradients", reduced, group, shard, messages.whole, messages.sharded),
         *copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group),
         *copy_ops("gradients.reduce_scatter", group.elements * scattered, group),
-        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages, problem),
+        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages.parameters, problem),
         *copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group),
     ]
 
@@ -141,7 +162,7 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.nd
         return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=float(there), variant=variant)
 
     passes, passed = sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0
-    cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
+    cast = [kernel("weight_casts", "optimizer", kept.cast, True, "quantize", group.quantised)] if kept else []
     return [
         *cast,
         kernel("accumulation", "gradients", added, apart, "mixed" if mixed else "residual"),

@@ -100,6 +100,6 @@ def _last_bucket(problem: Problem, terms: SplitTerms, layouts: Layouts, whole: n
     """Return the share of a stage's parameters that the last bucket has, the embedding's, [layouts]."""
     row, split, parameters = layouts.row, terms.splits, terms.parameters
     of_units = problem.framework.data_parallel.shards_units & ~whole
-    messages = buckets(problem, split, parameters, parameters, split.dp * split.cp)[row]
+    messages = buckets(problem, split, parameters, parameters)[row]
     one = 1 / np.where(of_units, units(problem, split, LINEARS)[row], messages)
     return np.minimum(np.maximum(one, (terms.embedding_parameters / parameters)[row]), 1.0)

@@ -45,6 +45,7 @@ MEGATRON_DEEPSPEED = Framework(
         grad_collective="all_reduce",
         reduces_whole_buckets=True,  # runtime/zero/stage_1_and_2.py: use_multi_rank_bucket_allreduce, on unless a file says no
         bucket_elements=500e6,  # reduce_bucket_size
+        gather_bucket_elements=500e6,  # allgather_bucket_size, which transformers' "auto" is not of
         fused_gradient_accumulation=False,
         accumulation_casts=True,  # runtime/bf16_optimizer.py, _update_hp_grad: lp.grad.to(hp_grad.dtype), then add_
         # stage_1_and_2.py: into the bucket, div_ in average_tensor, flatten in allreduce_bucket; without ZeRO engine.py:

@@ -43,7 +43,8 @@ MEGATRON_LM_2023 = Framework(
     kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
     tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
     data_parallel=DataParallel(
-        bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters
+        bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters, of experts too
+        buckets_to_overlap=True,
         buffer_passes=3.0,  # zeroed, and divided by the number of ranks
     ),
     # p2p_communication.py: torch.cuda.synchronize() after batch_isend_irecv, which no argument turns off (batch_p2p_sync)
@@ -62,8 +63,6 @@ MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
     kernels={"norm_gradient": "norm_grad_apex"},  # persistent kernels came in late 2021
     data_parallel={
         "grad_collective": "all_reduce",
-        "bucket_elements": float("inf"),
-        "bucket_elements_per_rank": 0.0,
         "fused_gradient_accumulation": False,  # fused since 2022
     },
     memory={"vocab_dummy_gradient": False},
@@ -229,6 +228,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "splits_linear_attention": True,
         "state_space": True,
         "folds_experts": True,
+        "shards_experts_alike": True,
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,
         "fuses_experts": True,

@@ -131,6 +131,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "flex_sinks": True,  # models/gpt_oss
         "repeats_kv": False,  # models/llama3/model/model.py: enable_gqa
         "experts_gate_apart": True,
+        "one_grouped_kernel": True,  # models/moe/moe.py: torch._grouped_mm
         "probabilities_in_activation": False,  # score_before_experts is off
         "weighs_in_fp32": True,
     },
@@ -152,6 +153,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "casts_by_shards": False,  # parameters are bf16
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
         "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
+        "experts_beside_tp": False,  # components/moe/parallelizer.py (parallelize_model) asserts it
         "linear_attention": True,  # models of transformers, and of its own with flash-linear-attention's kernels
         "adapters": True,  # components/_peft/lora.py
         "soft_caps": FUSED_CAPS,  # models of transformers

@@ -22,12 +22,8 @@ def zero_broken(run: Run, zero: int) -> str:
         "optimizer_states remainder": (0, 1, 2) if run.optimizer_states == "remainder" else (),
         "offload_gradients": (2, 3) if run.offload_gradients else (),
     }
-    wrong = [
-        f"{what} runs with ZeRO-{run_[0]} to {run_[-1]}, not ZeRO-{zero}"
-        for what, run_ in stages.items()
-        if run_ and zero not in run_
-    ]
-    return wrong[0] if wrong else ""
+    wrong = [(what, of) for what, of in stages.items() if of and zero not in of]
+    return "".join(f"{what} runs with ZeRO-{of[0]} to {of[-1]}, not ZeRO-{zero}" for what, of in wrong[:1])
 
 
 def muon_shards(run: Run, zero: Any, shard: Any, replicas: Any) -> np.ndarray:

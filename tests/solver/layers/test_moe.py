@@ -15,7 +15,7 @@ from profiler.errors import InputError
 from profiler.profile.routing import expected_groups, expected_places
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
-from solver.layers.program import FORWARD, GROUPED_LINEAR, LINEAR, LayerProgram
+from solver.layers.program import FORWARD, GROUPED_LINEAR, LINEAR, ONE_KERNEL, LayerProgram
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
@@ -515,3 +515,19 @@ def test_without_other_ranks_all_dispatchers_are_one(precision: str, h100_model:
             found = estimated(problem, [problem.layout(dp=8, ep=ep)])
             seconds.add(round(float(found.times.seconds[0]), 12))
         assert (len(seconds) == 1) == alike, (ep, seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "variant"),
+    [
+        ({"framework": "megatron-core"}, ""),
+        ({"framework": "megatron-core", "cuda_graphs": True, "moe_capacity_factor": 1.0}, ONE_KERNEL),
+        ({"framework": "megatron-core", "cuda_graphs": True, "cuda_graph_modules": "attn"}, ""),
+        ({"framework": "megatron-bridge-26", "precision": "mxfp8", "moe_fused_experts": True}, ONE_KERNEL),
+        ({"framework": "torchtitan-2026-02"}, ONE_KERNEL),  # torch._grouped_mm
+        ({"framework": "megatron-core", "moe_grouped_gemm": False}, ""),
+    ],
+)
+def test_the_host_launches_no_gemm_of_a_kernel_of_all_experts_or_of_a_graph(given: dict[str, Any], variant: str) -> None:
+    grouped = [o for o in program(mode="msp", **given).ops if o.kind == GROUPED_LINEAR]
+    assert grouped and {o.variant for o in grouped} == {variant}

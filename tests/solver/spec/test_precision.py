@@ -173,6 +173,9 @@ def test_quantised_weights_are_gathered_in_a_byte() -> None:
     linears = 2 * 36_864
     assert beside[gather] == plain[gather]
     assert plain[gather] - instead[gather] == pytest.approx(linears * LINK, rel=1e-9)
+    # a layer that stays in bf16 is gathered in 16 bits
+    half = quantised(fp8_param_gather=True, num_layers_at_end_in_bf16=1, fp8_recipe="tensorwise").times.parts[:, 0]
+    assert plain[gather] - half[gather] == pytest.approx(linears / 2 * LINK, rel=1e-9)
     # 16 bits read, a copy and its transpose written, once a step; or the transpose alone, read and written
     assert beside[optimizer] - plain[optimizer] == pytest.approx(linears * 4 * BYTE, rel=1e-9)
     assert instead[optimizer] - plain[optimizer] == pytest.approx(linears * 2 * BYTE, rel=1e-9)

@@ -16,7 +16,10 @@ MIXTURE = TINY.replace(num_experts=8, num_experts_per_tok=2, moe_intermediate_si
 
 @pytest.mark.parametrize(
     ("framework", "copies"),
-    [("megatron-core", {16: [4, 16], 8: [2, 8], 4: [1, 4]}), ("generic", {16: [4, 16], 8: [4, 8], 4: [4, 4], 2: [2, 2]})],
+    [
+        ("megatron-core", {16: [4, 16], 8: [2, 8], 4: [1, 4]}),
+        ("nemo-automodel", {16: [4, 16], 8: [4, 8], 4: [4, 4], 2: [2, 2]}),
+    ],
 )
 def test_hybrid_sharding_cuts_the_experts_copies_too(framework: str, copies: dict[int, list[int]]) -> None:
     # 16 replicas in two instances of the optimizer: the 4 copies of an expert (ep 4) are two and two, in four one each

@@ -94,18 +94,20 @@ def test_nodes_of_one_accelerator_have_contention_too() -> None:
 
 
 def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
-    elements, ranks = np.array([400e6, 400e6, 1e6]), np.array([8, 100, 8])
+    elements = np.array([400e6, 1e6])
 
-    def of(framework: str, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-        problem = make_problem(TINY, 8, toy_cost(), framework=framework)
-        splits = Layouts.of([problem.layout()] * 3).splits
-        return buckets(problem, splits, elements, elements, ranks)
+    def of(framework: str, elements: np.ndarray, world: int = 8, **constants: object) -> np.ndarray:
+        problem = make_problem(TINY, world, toy_cost(), framework=framework, **constants)
+        splits = Layouts.of([problem.layout()] * len(elements)).splits
+        return buckets(problem, splits, elements, elements)
 
-    # Megatron-Core: buckets of 40 million elements, or a million per rank
-    np.testing.assert_allclose(of("megatron-core", elements, ranks), [10, 4, 1])
-    np.testing.assert_allclose(of("internevo", elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
-    np.testing.assert_allclose(of("internevo", elements * 10, ranks * 100), [4e9 / 2**29, 4e9 / 2**29, 1])
-    np.testing.assert_allclose(of("aleph alpha", elements * 10, ranks), [8, 8, 1])
+    # Megatron-Core: buckets of 40 million elements, or a million per data-parallel rank, of experts too; one without overlap
+    np.testing.assert_allclose(of("megatron-core", elements), [10, 1])
+    np.testing.assert_allclose(of("megatron-core", elements, 128), [3.125, 1])
+    np.testing.assert_allclose(of("megatron-core", elements, overlap_grad_reduce=False), [1, 1])
+    np.testing.assert_allclose(of("internevo", elements * 10), [4e9 / 2**29, 1])
+    np.testing.assert_allclose(of("internevo", elements * 10, overlap_grad_reduce=False), [4e9 / 2**29, 1])
+    np.testing.assert_allclose(of("aleph alpha", elements * 10), [8, 1])
 
 
 def test_buckets_of_torchs_ddp_are_of_whole_tensors() -> None:

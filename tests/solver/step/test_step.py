@@ -379,7 +379,8 @@ def test_overlap_never_hurts(sample: Callable[[str], Solutions], h100_model: Cos
     exposed = make_problem(LLAMA, 64, h100_model, framework="megatron-lm", overlap_grad_reduce=False,
                             overlap_param_gather=False, overlap_weight_gather=False)  # fmt: skip
     without = step_seconds(found, found.layouts, exposed)
-    assert (without >= found.times.seconds * (1 - 1e-12)).all() and (without > found.times.seconds * 1.02).any()
+    # without overlap gradients are one message, with it several, whose start-ups a step may wait for
+    assert (without >= found.times.seconds * (1 - 1e-3)).all() and (without > found.times.seconds * 1.02).any()
 
 
 def test_no_layout_exceeds_the_datasheet(sample: Callable[[str], Solutions]) -> None:

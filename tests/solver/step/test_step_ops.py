@@ -49,15 +49,22 @@ def _tables_of_gathers(framework: str, ranks: int, pp: int = 1) -> list[dict[str
 
 def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> None:
     # InternEvo assigns whole tensors: 7 in each of two layers, so 14 of 16 ranks send; bf16 parameters in equal parts
+    # a rank's parameters outside the layers are in the same buffer: they add bytes and no messages (one for all, to price them)
     linears, others = 2 * 36_864, PARAMETERS - 2 * 36_864
     for ranks, senders in ((8, 8), (16, 14)):
         assert _tables_of_gathers("internevo-2024", ranks) == [
-            {"kind": "broadcast", "bytes": pytest.approx(2 * size / senders), "count": senders} for size in (linears, others)
+            {"kind": "broadcast", "bytes": pytest.approx(2 * size / count), "count": count}
+            for size, count in ((linears, senders), (others, 1))
         ]
-    assert [gather["count"] for gather in _tables_of_gathers("internevo-2024", 16, pp=2)] == [7, 7], "those of a stage's layer"
+    assert [gather["count"] for gather in _tables_of_gathers("internevo-2024", 16, pp=2)] == [7, 1], "those of a stage's layer"
     # others all-gather them at once: one bucket each
     assert [gather["kind"] for gather in _tables_of_gathers("generic", 8)] == ["all_gather"] * 2
     assert [gather["count"] for gather in _tables_of_gathers("generic", 8)] == [1, 1]
+
+
+def test_deepspeed_gathers_in_its_own_buckets_whatever_the_trainer_fills_in_for_those_of_gradients() -> None:
+    # reduce_bucket_size is 64 x 64 parameters, so that a reduction takes many messages; allgather_bucket_size stays 5e8
+    assert [gather["count"] for gather in _tables_of_gathers("transformers-deepspeed", 8)] == [1, 1]
 
 
 def test_messages_of_fsdp_are_of_its_units() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, TINY, part, tiny, toy_layout
+from toy import BYTE, DEVICE, FLOP, LINK, TINY, estimated, make_problem, part, tiny, toy_cost, toy_layout
 
 from profiler.errors import InputError
 from solver.spec.feasibility import check_rules
@@ -190,6 +191,16 @@ def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
     waited = SEND + RESTART
     # the first stage waits for 3 sends too, in each of its two chunks for half as many on average
     assert parts(False) == pytest.approx((4 * 3 * waited, (on_first + 3 * waited) / 2), rel=1e-9)
+
+
+def test_a_network_that_is_slower_than_the_compute_beside_it_sets_the_pace() -> None:
+    # two nodes of one GPU, 1 GB/s between them: 4 micro batches x 2 chunks x 2 passes of a message each, and the exposed hops
+    cost = toy_cost(network_bandwidth=1e9, device=replace(DEVICE, gpus_per_node=1))
+    problem = make_problem(TINY.replace(num_hidden_layers=4), 2, cost, 32, framework="megatron-lm", **RUN, p2p_overlap=True)
+    found = estimated(problem, [problem.layout(dp=1, pp=2, vpp=2, zero=0, num_micro_batches=4)])
+    send = float(found.terms.send_recv[0])
+    assert send == pytest.approx(32 * 64 * 2 / 1e9, rel=1e-9)
+    assert part(found, "bubble")[0] + part(found, "compute")[0] == pytest.approx((4 * 2 * 2 + 2 * 3) * send, rel=1e-9)
 
 
 def test_a_stage_that_recomputes_no_layer_does_not_recompute_the_head() -> None:
