@@ -24,7 +24,7 @@ from solver.formats.launch.trainer_script import (
     trainer_at,
     trainer_fields,
 )
-from solver.formats.launch.words import arguments, one_command, script_words, settings_after
+from solver.formats.launch.words import arguments, one_command, script_notes, script_words, settings_after
 from solver.formats.model_file import model_beside
 from solver.formats.rule import Arguments, broken, flattened
 from solver.formats.syntax.known_keys import Described, Known, keys, open_sections, unread_keys
@@ -172,7 +172,8 @@ def _launched(
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     batch, unread = trainer_fields(given, precision, script.path, words[at])
-    return batch, unread, taken_to_train(words[at]), syncs_each_batch(given, script)
+    notes = (*taken_to_train(words[at]), *script_notes(script, at))
+    return batch, unread, notes, syncs_each_batch(given, script)
 
 
 def _not_read(words: Sequence[str]) -> tuple[str, ...]:

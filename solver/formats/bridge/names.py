@@ -156,6 +156,7 @@ KNOWN: Known = keys(
     ),
     train=keys(
         "_target_ micro_batch_size global_batch_size train_iters train_samples eval_interval eval_iters exit_interval "
+        "exit_duration_in_mins "
         "manual_gc manual_gc_eval manual_gc_interval rampup_batch_size exit_signal"
     ),
     ddp=keys(

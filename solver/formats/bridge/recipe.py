@@ -31,12 +31,12 @@ def over_recipe(sections: Section, experts: bool, where: str) -> tuple[Section, 
     """
     file = SectionReader(sections, "", where, set())
     of_experts = {**_EXPERTS, **_dispatcher(file.section("model"))} if experts else {}
-    found, words = deepcopy(sections), list[str]()
+    found, words, overlap = deepcopy(sections), list[str](), file.section("comm_overlap")
     for name, usual in (("ddp", _sharding(file)), ("model", {**_MODEL, **of_experts})):
         section = found[name] = found.get(name) or Section()
         missing = {key: value for key, value in usual.items() if key not in section}
         section.update(missing)
-        words += [f"{key} {value}" for key, value in missing.items()]
+        words += [f"{key} {value}" for key, value in missing.items() if key not in overlap]  # which comm_overlap sets anew
     notes = (f"the file changes a recipe, which is taken to have {', '.join(words)}",) if words else ()
     narrow = not file.section("ddp").flag("grad_reduce_in_fp32", True) and "mixed_precision" not in sections
     return found, (*notes, *((_PRECISION_DECIDES,) if narrow else ()))

@@ -48,6 +48,7 @@ from solver.formats.launch.words import (
     launched_settings,
     of_environment,
     program_at,
+    script_notes,
     script_words,
     whole_argument,
 )
@@ -108,7 +109,14 @@ def read_deepspeed(source: Source) -> FileRun:
     )
     layout |= {"framework": framework}
     notes, per_node = (launched.notes, launched.gpus_per_node) if launched else ((), 0)
-    return FileRun(model, layout, assumed, ignored, notes, refusals, per_node)
+    return FileRun(model, layout, assumed, ignored, (*_timers(file), *notes), refusals, per_node)
+
+
+def _timers(file: SectionReader) -> tuple[str, ...]:
+    """Return a line on what waits for the device to time it (DeepSpeed's utils/timer.py and utils/comms_logging.py)."""
+    on = [name for name in ("comms_logger", "flops_profiler") if file.get(name, {}).get("enabled")]
+    on += ["wall_clock_breakdown"] * bool(file.get("wall_clock_breakdown", False))
+    return (f"left out, although it may change times: {', '.join(on)}",) if on else ()
 
 
 def settings_of_script(source: Source) -> Source:
@@ -252,7 +260,7 @@ def _program(words: Sequence[str], script: Source) -> int:
 def _launched(words: Sequence[str], script: Source, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
     path, at = script.path, _program(words, script)
-    launch, given = ranks_of_launch(words[:at], script), arguments(words[at + 1 :], path)
+    launch, given = ranks_of_launch(words[:at], script, environment(script, at)), arguments(words[at + 1 :], path)
     world, (settings, left_out) = launch.world_size, of_environment(script, at)
     if program_at(words, PROGRAM) is None:
         if precision == "fp32":
@@ -264,7 +272,7 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
         run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=notes)
     else:
         run = _megatron(given, world, source)
-    layout, notes = {**run.layout, **settings}, (*run.notes, *left_out)
+    layout, notes = {**run.layout, **settings}, (*run.notes, *script_notes(script, at), *left_out)
     return replace(run, layout=layout, notes=notes, gpus_per_node=launch.gpus_per_node)
 
 

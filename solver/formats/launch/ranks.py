@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from profiler.errors import InputError, printable
 from solver.formats.file_run import Source
+from solver.formats.launch import deepspeed_ranks
 
 #: torchrun's and deepspeed's, with - or _.
 _LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
@@ -34,20 +35,24 @@ class Launch(NamedTuple):
         return self.each if self.nodes > 1 else 0
 
 
-def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
+def ranks_of_launch(words: Sequence[str], source: Source, variables: Mapping[str, str]) -> Launch:
     """Return what the command that the words end with says (torchrun's or deepspeed's), else what Slurm is asked for,
     else the GPUs that the user states.
 
-    words: of the script up to the program. Raises InputError where nothing says it in numbers.
+    words: of the script up to the program. variables: of its environment. Raises InputError where nothing says it in numbers.
     """
     words = list(takewhile(lambda word: word != END, reversed(words)))[::-1]
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := launch_key(name))}
     by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
-    if by_torchrun or any(word.rpartition("/")[2] == "deepspeed" for word in words):
-        launch.setdefault("nodes", "1")  # their own default
-    of_slurm = _slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
+    by_deepspeed = deepspeed_ranks.starts(words)
+    if by_torchrun:
+        launch.setdefault("nodes", "1")  # its own default
+    elif by_deepspeed:
+        launch = deepspeed_ranks.asked(dict(pairs), variables, source) | launch
+    starts_ranks = by_torchrun or by_deepspeed or "each" in launch
+    of_slurm = _slurm_ranks(source.text, pairs if "srun" in words else (), starts_ranks)
     launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
     if not by_torchrun and (by_mpi := _mpi_ranks(words)):
         return by_mpi
@@ -85,7 +90,7 @@ def _mpi_ranks(words: Sequence[str]) -> Launch | None:
         return None
     told = {name: re.sub(r"ppr:(\d+):node", r"\1", value) for name, value in pairwise(words[at + 1 :])}
     ranks = next(filter(None, (_number(told.get(name, "")) for name in ("-np", "--np", "-n"))), 0)
-    on_each = ("-npernode", "--npernode", "-N", "-ppn", "--map-by", "-map-by")
+    on_each = ("-npernode", "--npernode", "-N", "-ppn", "--ppn", "--map-by", "-map-by")
     each = next(filter(None, (_number(told.get(name, "")) for name in on_each)), 0)
     if not ranks:
         return None
@@ -104,6 +109,14 @@ def _asked(options: Sequence[tuple[str, str]]) -> dict[str, int]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
+def gpu_types(text: str) -> tuple[str, ...]:
+    """Return the types of GPUs that #SBATCH lines ask for, as in gpu:a100:8."""
+    asked = (value for name, value in _of_batch(text) if _SLURM.get(name) in ("gpus", "all", "per_task"))
+    return tuple(
+        dict.fromkeys(kind for value in asked for kind in re.findall(r"(?:^|gpu:)([a-z]\w+):\d+", value) if kind != "gpu")
+    )
+
+
 def slurm_variables(text: str) -> dict[str, str]:
     """Return the variables that Slurm sets for a script that asks for nodes and tasks in numbers."""
     asked = _asked(_of_batch(text))
@@ -114,9 +127,9 @@ def slurm_variables(text: str) -> dict[str, str]:
 
 
 def _gpus(value: str) -> str:
-    """Return the number in a request such as 8, gpu:8 or gpu:a100:8,nvme:1."""
+    """Return the number in a request such as 8, a100:8, gpu:8 or gpu:a100:8,nvme:1."""
     parts = [part.split(":") for part in value.split(",")]
-    return next((part[-1] for part in parts if part[0] == "gpu" or len(part) == 1), "")
+    return next((part[-1] for part in parts if part[0] == "gpu"), parts[0][-1] if len(parts) == 1 else "")
 
 
 def _number(text: str) -> int | None:

@@ -7,8 +7,9 @@ nor an FSDP plugin holds the sequence, and only arguments of the program say it.
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 _OFF = ("false", "no", "none")
 _PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 _AGAIN = "--gradient_checkpointing"
+#: By these LLaMA-Factory is known, which recomputes unless it is told not to (model_utils/checkpointing.py).
+_LLAMA_FACTORYS, _NO_AGAIN = {"--finetuning_type", "--stage"}, "--disable_gradient_checkpointing"
 _ACCELERATOR = "--accelerator_config"
 #: Every micro batch's gradients are reduced. The trainer of transformers 4.46 to 5.1 does not heed it (pull request 43919).
 _SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
@@ -72,10 +75,25 @@ _NOT_DESCRIBED = keys(
     "per_gpu_train_batch_size torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo "
     "tpu_metrics_debug tpu_num_cores use_cpu use_ipex use_liger_kernel use_mps_device"
 )
+_FLASH = ("auto", "true", "fa2", "flash_attn", "flash_attention_2", "sdpa")
 #: Parts of arguments of other programs around the trainer that change what a step does, and values that change nothing.
-_CHANGES = ("lora", "peft", "finetuning_type", "freeze", "quantization", "sequence_parallel", "attn_implementation",
-            "flash_attn", "liger", "unsloth", "galore", "badam", "load_in_4bit", "load_in_8bit")  # fmt: skip
-_AS_WITHOUT = ("full", "auto", "fa2", "flash_attention_2", "sdpa")
+_CHANGES: Mapping[str, Sequence[str]] = {
+    "finetuning_type": ("full",), "train_type": ("full",), "sft_type": ("full",), "tuner_type": ("full",),
+    "attn_implementation": _FLASH, "flash_attn": _FLASH,
+    **dict.fromkeys(
+        ("lora", "peft", "adapter", "freeze", "quantization", "quant_type", "quant_method", "sequence_parallel", "liger",
+         "unsloth", "galore", "badam", "load_in_4bit", "load_in_8bit", "reward_model", "ref_model", "rlhf_type", "vision_tower",
+         "mm_projector"), ()
+    ),
+}  # fmt: skip
+#: The same of whole arguments.
+_CHANGE_ALONE: Mapping[str, Sequence[str]] = {"bits": ("16", "32"), "stage": ("pt", "sft")}
+#: Words of a program's name that say that it does not train a causal language model on its own text alone.
+_OTHER_OBJECTIVES = {
+    "dpo", "orpo", "kto", "cpo", "ppo", "grpo", "gspo", "rloo", "rlhf", "reward", "rm", "distill", "distillation", "glue",
+    "classification", "cls", "qa", "squad", "ner", "swag", "mlm", "plm", "translation", "summarization", "seq2seq", "t5",
+    "whisper", "clip", "llava",
+}  # fmt: skip
 #: Arguments by which a program around the trainer is known.
 _OWN = (*BATCH, _AGAIN, "--output_dir", *_SEQUENCES)
 _LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
@@ -114,7 +132,20 @@ def taken_to_train(program: str) -> tuple[str, ...]:
     """Return a note on a program that is not transformers' own."""
     if program.rpartition("/")[2] == PROGRAM:
         return ()
-    return (f"{program} is taken to train with transformers' trainer, whose arguments it is given",)
+    return (
+        f"{program} is taken to train all weights of a causal language model with transformers' trainer, whose arguments it is "
+        "given",
+    )
+
+
+def check_objective(program: str, path: Path) -> None:
+    """Raise InputError for a program whose name says that it trains something else than a causal language model."""
+    words = re.split(r"[^a-z0-9]+", program.rpartition("/")[2].removesuffix(".py").lower())
+    if others := _OTHER_OBJECTIVES.intersection(words):
+        raise InputError(
+            f"{path}: {printable(program)} does not train a causal language model alone, as its name says "
+            f"({', '.join(sorted(others))}), and no other training is modelled"
+        )
 
 
 def trainer_precision(given: dict[str, Any], path: Path) -> str:
@@ -137,6 +168,7 @@ def trainer_fields(
     found: dict[str, Any] = dict(_DEFAULTS)
     found |= {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
     own = program.rpartition("/")[2] == PROGRAM
+    check_objective(program, path)
     lengths = {name: given[name] for name in _SEQUENCES if name in given and not own}
     if len(set(lengths.values())) > 1:
         stated = " and ".join(f"{name} {shown(value)}" for name, value in lengths.items())
@@ -146,23 +178,32 @@ def trainer_fields(
     for name, asked in _PRECISIONS.items():
         if name in given and _on(given, name, path) and asked != precision:
             raise InputError(f"{path}: {name} contradicts the settings, whose precision is {precision}; write the same in both")
+    if not own and not _LLAMA_FACTORYS.isdisjoint(given) and _AGAIN not in given:
+        off = _NO_AGAIN in given and _on(given, _NO_AGAIN, path)
+        found |= {} if off else {"recompute": "full", "recompute_layers": -1}
     if _AGAIN in given:
         found |= {"recompute": "full" if _on(given, _AGAIN, path) else "none", "recompute_layers": -1}
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
         raise InputError(f"{path}: --optim {shown(optimizer)} is not modelled; {', '.join(_ADAM)} are")
-    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", *lengths}
+    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim", *lengths, *([] if own else [_NO_AGAIN])}
     idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
         plain = name.lstrip("-")
         if name in read | idle or plain in _NEUTRAL or str(given[name]).lower() in _OFF:
             continue
-        changes = not own and any(part in plain for part in _CHANGES) and given[name] not in _AS_WITHOUT
-        if plain in _NOT_DESCRIBED or name == "--tf32" or changes:
+        if plain in _NOT_DESCRIBED or name == "--tf32" or (not own and _changes(plain, str(given[name]).lower())):
             raise InputError(f"{path}: {name} of {program} is not modelled: without it the run is estimated")
         if own:
             known = [f"--{other}" for other in (*_NEUTRAL, *_NOT_DESCRIBED)]
             raise InputError(f"{path}: {PROGRAM} has no argument {name}{closest(name, [*known, *read])}")
     return found, tuple(name for name in given if name not in read)
+
+
+def _changes(name: str, value: str) -> bool:
+    """Whether an argument of a program around the trainer has it do something else in a step."""
+    without = [values for part, values in _CHANGES.items() if part in name]
+    without += [values for whole, values in _CHANGE_ALONE.items() if whole == name]
+    return any(value not in values for values in without)
 
 
 def syncs_each_batch(given: dict[str, Any], source: Source) -> bool:

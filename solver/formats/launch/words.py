@@ -11,7 +11,7 @@ from typing import Any
 
 from profiler.errors import InputError, printable, shown
 from solver.formats.file_run import Source
-from solver.formats.launch.ranks import END, launch_key, slurm_variables
+from solver.formats.launch.ranks import END, gpu_types, launch_key, slurm_variables
 from solver.formats.shell.script import Shell, read_shell
 
 #: Variables of the environment that say where ranks are, not how many.
@@ -33,7 +33,7 @@ _DETERMINISTIC = ("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
 def _by_env(word: str) -> str:
     """Return how the command line states the variable in a word, where it is a plain one."""
     found = re.search(r"\$\{?([A-Za-z_]\w*)", word)
-    return f", or give --env {found[1]}=VALUE" if found else ""
+    return f", or, unless the script itself sets it, give --env {found[1]}=VALUE" if found else ""
 
 
 def script_words(source: Source) -> list[str]:
@@ -44,16 +44,13 @@ def script_words(source: Source) -> list[str]:
     return [word.text for word in _shell(source).words]
 
 
-def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tuple[str, ...]:
-    """Return a line with the script's defaults of the environment's variables that decide the run of a program, if any do.
+def script_notes(source: Source, at: int, ignored: Collection[str] = ()) -> tuple[str, ...]:
+    """Return lines on what a script says beside the arguments of the program at a place of its words: its defaults of the
+    environment's variables that decide the run, files that it runs, and the GPUs that it asks Slurm for.
 
     ignored: arguments that decide nothing.
     """
     shell = _shell(source)
-    words = [word.text for word in shell.words]
-    at = program_at(words, program)
-    if at is None:
-        return ()
     used = {name for before, word in pairwise(shell.words[:at]) if launch_key(before.text) for name in word.defaults}
     name = ""
     for word in takewhile(lambda word: word.text != END, shell.words[at + 1 :]):
@@ -68,12 +65,14 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     if shell.sourced:
         files = printable(", ".join(dict.fromkeys(shell.sourced)), 160)
         told.append(f"not read, though the script runs it and it may set variables: {files}")
+    if types := gpu_types(source.text):
+        told.append(f"the script asks Slurm for GPUs of type {', '.join(types)}: --profile says which are estimated")
     return tuple(told)
 
 
 def _shell(source: Source) -> Shell:
     try:
-        return read_shell(source.text, {**slurm_variables(source.text), **source.variables})
+        return read_shell(source.text, {"PWD": ".", **slurm_variables(source.text), **source.variables})
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 

@@ -216,11 +216,10 @@ def _offloaded_modules(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _attention(flags: Mapping[str, Any]) -> str:
-    """The local implementation has no fused kernel; Transformer Engine's "auto" takes one where there is one: of 16 bits."""
-    if precision_of(flags) == "fp32":
+    """The local implementation has no fused kernel, whatever --use-flash-attn says (models/backends.py, LocalSpecProvider);
+    Transformer Engine's "auto" takes one where there is one: of 16 bits."""
+    if precision_of(flags) == "fp32" or flags.get("transformer-impl") == "local":
         return "unfused"
-    if flags.get("transformer-impl") == "local":
-        return "flash" if "use-flash-attn" in flags else "unfused"
     kernels = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
     return choice(flags, "attention-backend", "auto", kernels)
 

@@ -11,11 +11,11 @@ from solver.formats.file_run import FileRun, Source
 from solver.formats.launch.ranks import ranks_of_launch
 from solver.formats.launch.words import (
     arguments,
-    defaults_taken,
     environment,
     of_environment,
     one_command,
     program_at,
+    script_notes,
     script_words,
 )
 from solver.formats.megatron.arguments import least_ranks
@@ -91,7 +91,7 @@ def read_script(source: Source) -> FileRun:
         raise InputError(f"{path}: {need}; {program} runs {'without it' if hybrid else 'with it'}")
     if source.vocab_size:
         flags.setdefault("--vocab-size", source.vocab_size)
-    launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source, at)
+    launch, (settings, left_out) = ranks_of_launch(words[:at], source, environment(source, at)), of_environment(source, at)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
     world = launch.world_size
@@ -105,7 +105,9 @@ def read_script(source: Source) -> FileRun:
     if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
         vocab = f"{run.model.vocab_size:,} (GPT-2's)"
         told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")
+    if flags.get("--transformer-impl") == "local" and "--use-flash-attn" in flags:
+        told.append("--use-flash-attn changes nothing with --transformer-impl local, whose attention is unfused")
     twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
              if name not in ignored and flags[name] is not True]  # fmt: skip
-    notes = (*told, *run.notes, *twice, *defaults_taken(source, program, ignored), *left_out)
+    notes = (*told, *run.notes, *twice, *script_notes(source, at, ignored), *left_out)
     return replace(run, layout={**run.layout, **settings}, notes=notes, gpus_per_node=launch.gpus_per_node)

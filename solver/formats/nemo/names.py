@@ -51,6 +51,7 @@ _NEUTRAL = (
     "native_amp_init_scale native_amp_growth_interval hysteresis fp16_lm_cross_entropy "
     "grad_allreduce_chunk_size_mb grad_div_ar_fusion bias_activation_fusion bias_dropout_add_fusion masked_softmax_fusion seed "
     "resume_from_checkpoint use_cpu_initialization onnx_safe apex_transformer_log_level gradient_as_bucket_view "
+    "get_attention_mask_from_fusion reduce_amax "
     "sync_batch_comm fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo use_emha tp_comm_atomic_ag "
     "tp_comm_atomic_rs nsys_profile data batch_p2p_comm ub_tp_comm_overlap_cfg gc_interval"
 )
@@ -58,6 +59,7 @@ KNOWN: Known = keys(
     "name restore_from_path defaults hydra run exp_manager",
     trainer=keys(
         "devices num_nodes accelerator precision logger enable_checkpointing use_distributed_sampler replace_sampler_ddp "
+        "enable_model_summary enable_progress_bar "
         "max_epochs max_steps max_time log_every_n_steps val_check_interval limit_val_batches limit_test_batches "
         "accumulate_grad_batches gradient_clip_val benchmark"
     ),

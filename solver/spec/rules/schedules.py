@@ -83,7 +83,10 @@ def schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
             s.num_micro_batches >= least,
             f"{name} needs {least} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
         ),
-        (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
+        (
+            tensor_overlap_runs(framework, s, s.tp_mode, s.tp),
+            f"{name} overlaps tensor parallelism (tp_comm_overlap) only with tp_mode msp: give it, or tp_comm_overlap false",
+        ),
         *overlap_rules(framework, s, s.tp > 1, s.zero > 0),
         (
             not s.micro_batch_group or (s.vpp > 1 and s.schedule in ONE_F_ONE_B),

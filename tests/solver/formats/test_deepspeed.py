@@ -105,18 +105,28 @@ def test_other_programs_around_the_trainer_are_read(tmp_path: Path) -> None:
     found = load(tmp_path, settings, script + words)
     expected = {"world_size": 16, "micro_batch_size": 3, "seq_len": 2048, "recompute": "full", "zero": 3, "precision": "bf16"}
     assert expected.items() <= found.layout.items()
-    assert "src/train.py is taken to train with transformers' trainer, whose arguments it is given" in found.notes
+    assert any(note.startswith("src/train.py is taken to train all weights of a causal language model") for note in found.notes)
     assert "--data_path" in found.ignored and "--model_max_length" not in found.ignored
     for more, sentence in {
         "--use_liger_kernel True": "--use_liger_kernel of src/train.py is not modelled",
         "--finetuning_type lora": "--finetuning_type of src/train.py is not modelled",
+        "--train_type lora": "--train_type of src/train.py is not modelled",
+        "--bits 4": "--bits of src/train.py is not modelled",
+        "--adapter_name_or_path y": "--adapter_name_or_path of src/train.py is not modelled",
+        "--stage dpo": "--stage of src/train.py is not modelled",
+        "--reward_model x": "--reward_model of src/train.py is not modelled",
+        "--vision_tower clip": "--vision_tower of src/train.py is not modelled",
         "--attn_implementation eager": "--attn_implementation of src/train.py is not modelled",
         "--max_seq_length 1024": "--model_max_length 2048 and --max_seq_length 1024 are two lengths of a sequence",
     }.items():
         with pytest.raises(InputError, match=sentence):
             load(tmp_path, settings, f"{script}{words} {more}")
-    same = load(tmp_path, settings, f"{script}{words} --finetuning_type full --use_peft False --max_seq_length 2048")
+    without = "--finetuning_type full --train_type full --stage sft --bits 16 --use_flash_attn True --use_peft False"
+    same = load(tmp_path, settings, f"{script}{words} {without} --max_seq_length 2048")
     assert same.layout == found.layout
+    for program in ("dpo.py", "examples/run_glue.py", "train_grpo.py", "reward.py"):
+        with pytest.raises(InputError, match=f"{program} does not train a causal language model alone"):
+            load(tmp_path, settings, (script + words).replace("src/train.py", program))
     # what prepares data is not what trains, whatever its arguments; of two programs that a launcher starts none is chosen
     for first in ("python prepare.py --out data\n", "python prepare.py --output_dir data\n", "python -m tools.x a.py\n"):
         before = load(tmp_path, settings, first + script + words)
@@ -480,3 +490,65 @@ def test_fields_of_zero_3_by_either_name(tmp_path: Path) -> None:
             load(tmp_path, {**settings, "zero_optimization": zero}, "")
     with pytest.raises(InputError, match="curriculum_learning.enabled.*sequences that grow during training"):
         load(tmp_path, {**settings, "curriculum_learning": {"enabled": True}}, "")
+
+
+def test_llama_factory_recomputes_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    script = "deepspeed --num_gpus 8 src/train.py --deepspeed run.json --stage sft --cutoff_len 1024 --output_dir out"
+    for more, recompute in (("", "full"), (" --disable_gradient_checkpointing True", "none"),
+                            (" --gradient_checkpointing False", "none")):  # fmt: skip
+        assert load(tmp_path, settings, script + more).layout.get("recompute", "none") == recompute
+
+
+@pytest.mark.parametrize(
+    ("lines", "command", "ranks"),
+    [
+        ("--nodes=1 --ntasks-per-node=1 --gpus-per-node=8", "deepspeed", 8),
+        ("--ntasks=16 --gres=gpu:a100:8", "deepspeed", 8),  # 16 tasks are cores: the launcher starts a rank on each GPU
+        ("--nodes=2 --gpus-per-node=a100:4 --ntasks-per-node=1", "deepspeed --hostfile made_later", 8),
+        ("--gres=gpu:8", "deepspeed --include localhost:0,1,2,3", 4),
+        ("--gres=gpu:8", "CUDA_VISIBLE_DEVICES=0,1 deepspeed", 2),
+        ("", "deepspeed --hostfile hosts", 16),
+        ("", "deepspeed --hostfile hosts --num_gpus 4", 8),  # of each host
+        ("", "deepspeed --hostfile hosts --num_nodes 1", 8),
+        ("", "deepspeed --hostfile hosts --include b:0,2", 2),
+    ],
+)
+def test_the_ranks_that_deepspeeds_launcher_starts(tmp_path: Path, lines: str, command: str, ranks: int) -> None:
+    beside(tmp_path)
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n")
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    script = f"#!/bin/bash\n#SBATCH {lines}\n{command} run_clm.py --deepspeed run.json --block_size 1024 --bf16\n"
+    found = load(tmp_path, settings, script)
+    assert found.layout["world_size"] == ranks
+    assert any("GPUs of type a100: --profile says" in note for note in found.notes) == ("a100" in lines)
+
+
+def test_hosts_with_other_numbers_of_gpus_are_refused(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    with pytest.raises(InputError, match="other numbers of GPUs on some hosts"):
+        load(tmp_path, settings, "deepspeed --include a:0,1@b:0 run_clm.py --deepspeed run.json --block_size 1024 --bf16")
+
+
+def test_settings_in_the_script_s_own_folder(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    script = "deepspeed --num_gpus 8 run_clm.py --deepspeed ${PWD}/run.json --block_size 1024 --bf16"
+    assert load(tmp_path, settings, script, "run.sh").layout["world_size"] == 8
+
+
+def test_timers_of_deepspeed_are_left_out_and_said(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "wall_clock_breakdown": True,
+                "comms_logger": {"enabled": True}, "flops_profiler": {"enabled": False}}  # fmt: skip
+    assert "left out, although it may change times: comms_logger, wall_clock_breakdown" in load(tmp_path, settings, "").notes
+
+
+def test_the_script_s_own_defaults_are_said(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    script = "deepspeed --num_gpus ${NGPU:-8} run_clm.py --deepspeed run.json --block_size ${SEQ:-1024} --bf16"
+    notes = load(tmp_path, settings, script).notes
+    assert any("NGPU is 8; SEQ is 1024" in note for note in notes)

@@ -105,3 +105,31 @@ def test_32_bits_have_no_fused_attention(tmp_path: Path) -> None:
     assert (config.layout["precision"], config.layout["attention"]) == ("fp32", "unfused")
     notes = " ".join(megatron(tmp_path, more="--attention-backend flash").notes)
     assert "refuse this run: --attention-backend flash and fused, and --use-flash-attn, need --bf16 or --fp16" in notes
+
+
+def test_a_local_implementation_has_no_flash_attention_whatever_is_asked(tmp_path: Path) -> None:
+    config = megatron(tmp_path, more="--bf16 --transformer-impl local --use-flash-attn")
+    assert config.layout["attention"] == "unfused"
+    assert any(note.startswith("--use-flash-attn changes nothing") for note in config.notes)
+    assert megatron(tmp_path, more="--bf16 --use-flash-attn").layout["attention"] == "flash"
+
+
+@pytest.mark.parametrize("ending", [".sbatch", ".slurm", ".bash"])
+def test_other_endings_of_a_shell_script(ending: str, tmp_path: Path) -> None:
+    plain = megatron(tmp_path)
+    path = tmp_path / f"train{ending}"
+    path.write_text((tmp_path / "train.sh").read_text())
+    assert load_run_config(path).layout == plain.layout
+
+
+def test_ranks_of_a_node_as_cray_pals_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"mpiexec -n 16 --ppn 4 python pretrain_gpt.py {ARGUMENTS} --bf16\n")
+    config = load_run_config(path)
+    assert (config.layout["world_size"], config.gpus_per_node) == (16, 4)
+
+
+def test_the_gpus_that_slurm_is_asked_for_are_said(tmp_path: Path) -> None:
+    for request, said in (("--gres=gpu:a100:4", True), ("--gpus-per-node=h200:8", True), ("--gres=gpu:8", False)):
+        config = megatron(tmp_path, before=f"#SBATCH {request}")
+        assert any("GPUs of type" in note for note in config.notes) == said, request
