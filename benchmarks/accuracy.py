@@ -37,8 +37,8 @@ from rich.console import Console
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile.profile import GIB
 from profiler.profile.profiles import known_profiles
+from profiler.units import GIB
 from solver.commands.validate import CostModels
 from solver.formats.cases.reading import read_cases
 from solver.report.validate import Prediction, predict_cases, timed

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.formats.cases.reading import Case
 from solver.report.scores import Score, confusion, constant_mfu_scores, memory_scores, regret, time_scores, worst
 from solver.report.validate import Prediction, timed

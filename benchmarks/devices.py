@@ -15,8 +15,9 @@ from accuracy_tables import table
 from profiler.files import write_text
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, Datasheet
-from profiler.profile.profile import GIB, Profile
+from profiler.profile.profile import Profile
 from profiler.profile.profiles import find_profile
+from profiler.units import GIB
 from solver.api import load_problem
 from solver.report.describe import describe
 from solver.report.explain import explain

@@ -14,7 +14,7 @@ from typing import Any
 from accuracy_tables import table
 
 from profiler.files import write_text
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.api import estimate, load_problem
 from solver.report.describe import describe
 from solver.report.explain import explain

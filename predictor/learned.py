@@ -13,8 +13,8 @@ import numpy as np
 
 from profiler.errors import InputError, printable
 from profiler.files import write_text
-from profiler.profile.profile import GBIT
 from profiler.text_file import json_object, read_text
+from profiler.units import GBIT
 
 #: The factors: on the whole step (laboratory, framework), and on kinds of time beside it.
 STEP = "step"

@@ -18,9 +18,10 @@ from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable, shown
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import GIB, Device, Profile
+from profiler.profile.profile import Device, Profile
 from profiler.profile.profiles import PROF_DATA, profile_of
 from profiler.profile.profiles import as_device as rescaled
+from profiler.units import GIB
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.space import enumerate_splits

@@ -9,7 +9,7 @@ from math import lcm
 from typing import Any
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.api import configured_strategy, estimate, without_filling
 from solver.formats.config_file import RunConfig
 from solver.spec.bounds import WHOLE_NUMBERS

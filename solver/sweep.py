@@ -16,6 +16,7 @@ from profiler.errors import InputError
 from solver.api import configured_batch
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.options.arguments import DEFAULT_TOKENS
+from solver.options.axes import parse_fixed
 from solver.options.batch import batch_sequences
 from solver.options.inputs import Inputs, load_inputs
 from solver.options.journal import inputs_of, new_inputs, read_journal
@@ -23,7 +24,6 @@ from solver.options.machines import machine_options
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
-from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
 from solver.spec.strategy import AXES
 

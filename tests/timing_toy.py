@@ -14,7 +14,8 @@ import toy
 
 from profiler.measure import hardware, try_kernel
 from profiler.measure.timing import Measurement
-from profiler.profile.profile import GIB, Device, Profile, Table
+from profiler.profile.profile import Device, Profile, Table
+from profiler.units import GIB
 from solver.search.space import enumerate_splits
 from solver.step.problem import Problem
 from solver.step.timed_attention import attention_calls, with_timed_attention

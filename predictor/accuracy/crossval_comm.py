@@ -16,7 +16,8 @@ from predictor.network.collective_points import Points, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
 from predictor.network.physics import NetworkParameters
-from profiler.profile.profile import MIB, Profile
+from profiler.profile.profile import Profile
+from profiler.units import MIB
 
 _LARGE = 64 * 2.0**20  # bytes: the split "sizes from 64 MiB" fits below this, tests from here on
 LEAST_POINTS = 8  #: a curve of fewer sizes has none to hold out

@@ -28,9 +28,10 @@ from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.devices import device
-from profiler.profile.profile import MIB, Profile, Table
+from profiler.profile.profile import Profile, Table
 from profiler.published.nccl_rows import OPS as NCCL_TESTS
 from profiler.published.rows import renamed
+from profiler.units import MIB
 
 _SMALLEST = 1024  # bytes; all smaller sizes take the same time
 # Ten nodes that all send at once reach 25 GB/s each, where a single pair reaches 40 (xxrjun's logs).

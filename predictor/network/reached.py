@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.network.collective_points import sent_share
-from profiler.profile.profile import COLLECTIVES, GBIT, Device, Table
+from profiler.profile.profile import COLLECTIVES, Device, Table
+from profiler.units import GBIT
 
 _OVER = 1.05  #: rates beyond the possible one by more are not of this network
 _SLOW = 0.2  #: a share of a ring's rate below which a network is hardly used

@@ -27,8 +27,8 @@ from profiler.measure.try_kernel import try_kernel
 from profiler.profile.attention_times import Call, source
 from profiler.profile.local_device import Gpu, LocalDevice, is_device
 from profiler.profile.plan import Item
-from profiler.profile.profile import GIB
 from profiler.profile.recorder import NOT_RUN, Recorder
+from profiler.units import GIB
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.05, 0.5  #: per shape
 _LONG_CALL = 1e-3  #: shorter calls [s] say nothing about how slow others are: launching may be most of their time

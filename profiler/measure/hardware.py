@@ -15,7 +15,8 @@ from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
 from profiler.profile.local_device import cpu_model, datasheet_key
 from profiler.profile.plan import KIB, Limits
-from profiler.profile.profile import GIB, Device
+from profiler.profile.profile import Device
+from profiler.units import GIB
 
 CPU_CACHE_BYTES = 32 * 2**20  #: operands rotate through more than this, which is at least the L3 share of a core
 _NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")

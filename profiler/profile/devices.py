@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from profiler.errors import InputError, closest, shown
-from profiler.profile.profile import GBIT, GIB, USUAL_EXPONENTIALS, Device
+from profiler.profile.profile import USUAL_EXPONENTIALS, Device
 from profiler.text_file import json_object, read_text
+from profiler.units import GBIT, GIB
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler.profile.devices import DEVICES
-from profiler.profile.profile import GIB, Device, Profile
+from profiler.profile.profile import Device, Profile
+from profiler.units import GIB
 
 #: Datasheet key -> words that the driver's name of a device must contain. Whole words: a GH200 is not an H200.
 _WORDS = {

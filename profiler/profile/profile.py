@@ -27,9 +27,6 @@ import numpy as np
 from profiler.errors import InputError, shown
 
 SCHEMA_VERSION = 1
-GIB = 2.0**30  #: bytes
-GBIT = 1e9 / 8  #: bytes of 1 Gbit
-MIB = 2.0**20
 
 #: So many measurements between nodes, of two kinds of group or more, determine a network's constants; fewer only scale them.
 NETWORK_ROWS = 20

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile.profile import COLLECTIVES, GIB, Device
+from profiler.profile.profile import COLLECTIVES, Device
 from profiler.published.nccl_rows import DTYPES, OPS
 from profiler.published.rows import (
     Collection,
@@ -24,6 +24,7 @@ from profiler.published.rows import (
     spaced,
 )
 from profiler.published.tables import SIMUMAX, THINNED, named_source
+from profiler.units import GIB
 
 #: Licence by owner/repository; measurements of any other source are not shipped.
 LICENCES = {

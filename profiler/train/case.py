@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from profiler.profile.profile import GIB
 from profiler.train.layout import Layout
+from profiler.units import GIB
 
 
 @dataclass(frozen=True)

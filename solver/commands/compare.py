@@ -13,11 +13,12 @@ from rich.console import Console
 from profiler.errors import InputError, closest, printable
 from solver.api import configured_strategy, estimate, time_attention, without_filling
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.options.axes import parse_constants, parse_pairs
 from solver.options.batch import batch_or_default
 from solver.options.inputs import Inputs, load_inputs, named_config
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
 from solver.report.output import write_json
-from solver.search.fixed import check_fixed, parse_constants, parse_pairs
+from solver.search.fixed import check_fixed
 from solver.spec.bounds import whole_number
 from solver.spec.strategy import AXES, Strategy
 

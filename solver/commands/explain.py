@@ -13,9 +13,10 @@ from rich.table import Table
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.api import configured_strategy
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
+from solver.options.axes import parse_fixed
 from solver.options.batch import batch_or_default, searched_batch
 from solver.options.inputs import Inputs, load_inputs
 from solver.options.terminal_run import progress_bar
@@ -27,7 +28,6 @@ from solver.report.measuring_plan import MOST, measuring_plan
 from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
 from solver.report.terminal import breakdown, heading, verdict_text
 from solver.report.words import seconds
-from solver.search.fixed import parse_fixed
 from solver.search.laid_out import search_with_strings
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.api import configured_strategy
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument

@@ -15,9 +15,9 @@ from rich.table import Table
 from predictor.learned import FACTORS, write_learned
 from profiler.errors import InputError
 from profiler.files import append_line
-from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, known_profiles, shipped_profiles
 from profiler.text_file import read_text
+from profiler.units import GIB
 from solver.api import configured_strategy, estimate
 from solver.commands.validate import CostModels
 from solver.formats.bridge.complete import printed

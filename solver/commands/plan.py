@@ -14,6 +14,7 @@ from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Profile
 from solver.formats.config_file import RunConfig, load_cluster
 from solver.options.arguments import add_json_argument, add_machine_arguments, check_picture
+from solver.options.axes import parse_fixed
 from solver.options.batch import searched_batch, uneven_worlds
 from solver.options.inputs import Inputs, load_inputs, named_config
 from solver.options.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
@@ -25,7 +26,6 @@ from solver.report.picture_plan import plan_figure
 from solver.report.pictures import save_figure
 from solver.report.plan import Machine, Training, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows, plan_table
-from solver.search.fixed import parse_fixed
 from solver.spec.bounds import whole_number
 from solver.step.memory import FITS
 from solver.step.problem import Problem

@@ -13,9 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.api import configured_strategy, estimate, time_attention
 from solver.formats.config_file import RunConfig
+from solver.options.axes import check_constants, parse_constant_axes, parse_constants, parse_fixed, parse_varied
 from solver.options.batch import searched_batch
 from solver.options.inputs import Inputs
 from solver.options.terminal_run import progress_bar
@@ -34,11 +35,11 @@ from solver.report.pictures import pareto_figure, save_figure, scaling_figure, s
 from solver.report.terminal import LEAST_CHANGE, balance_text, show_search
 from solver.search.balance import Balanced, balanced
 from solver.search.divisions import Division
-from solver.search.fixed import LIMITED, check_constants, fixed_but, parse_constants, parse_fixed, parse_varied
+from solver.search.fixed import LIMITED, fixed_but
 from solver.search.hints import faster_settings
 from solver.search.laid_out import search_laid_out, search_with_strings
 from solver.search.search import SearchResult, search
-from solver.search.variants import Variant, parse_constant_axes, search_variants, surest
+from solver.search.variants import Variant, search_variants, surest
 from solver.spec.strategy import Strategy
 from solver.step.memory import AT_RISK, OUT_OF_MEMORY
 from solver.step.problem import Problem

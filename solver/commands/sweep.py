@@ -16,13 +16,13 @@ from profiler.files import locked, replacing, write_text
 from profiler.profile.profiles import DEFAULT_PROFILE
 from solver.formats.config_file import CONFIG_ENDINGS, find_model
 from solver.options.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
+from solver.options.axes import parse_constants, parse_fixed
 from solver.options.machines import MACHINES, check_machine
 from solver.options.terminal_run import progress_bar
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
 from solver.report.words import gibibytes, seconds, token_rate
-from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
 from solver.spec.frameworks import known_framework
 from solver.spec.run import DEFAULT_SEQ_LEN

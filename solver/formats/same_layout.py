@@ -15,41 +15,37 @@ from solver.spec.choices import ONE_F_ONE_B, V_SHAPED
 from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
+from solver.spec.idle import IN_ONE_RANK, idle_settings
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layout_text
-from solver.spec.precision import PRIMARY, QUANTISED
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import CONSTANTS, Strategy
 
+#: Axes that divide a pipeline.
 _PIPELINE = (
-    "schedule", "vpp", "p2p_overlap", "pipeline_layout", "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+    "schedule", "vpp", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
 )  # fmt: skip
-_QUANTISED = ("fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
 def effective(model: ModelSpec, run: Strategy) -> Strategy:
     """Return the layout with its default in every field that changes nothing beside the others."""
-    experts = tuple(field.name for field in fields(Strategy) if field.name.startswith("moe_"))
     several, framework = run.replicas > 1, framework_of(run.framework)
     copies = several or run.dp * run.cp > 1  # under isp of embedding and head alone, perhaps
     shared = framework.shares_vocabulary(run.tp_mode == "isp")
     in_step = framework.data_parallel.gathers_in_step and run.zero < 3
     idle = (
-        (run.cp == 1, ("cp_comm", "cp_a2a_size")),
-        (run.tp == run.wp == 1, ("tp_comm_overlap",)),
+        *((getattr(run, axis) == 1, names) for axis, names in IN_ONE_RANK.items() if axis not in ("tp", "ep")),
+        (run.tp == run.wp == 1, IN_ONE_RANK["tp"]),
+        (run.ep * run.etp == 1, IN_ONE_RANK["ep"]),
+        (True, tuple(idle_settings(CONSTANTS, model, run.precision, framework))),
         (run.tp == run.wp == 1 and not shared, ("tp_mode",)),
         (run.tp_mode != "isp" or run.tp == run.wp == 1, ("overlap_weight_gather",)),
         (run.pp == 1, _PIPELINE),
         (run.vpp == 1 or run.schedule in V_SHAPED, ("p2p_overlap", "micro_batch_group")),
         (run.micro_batch_group == run.pp, ("micro_batch_group",)),
-        (not model.is_mixture_of_experts, experts),
-        (run.ep * run.etp == 1, ("moe_dispatcher",)),
         (run.recompute != "full", ("recompute_layers", "recompute_stage_layers", "recompute_group")),
         (run.recompute != "selective", ("recompute_modules",)),
-        (run.precision not in QUANTISED, _QUANTISED),
-        (run.precision not in PRIMARY, ("fp8_param_gather",)),
-        (run.precision != "fp8", ("fp8_recipe",)),
         (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
         (not copies, ("overlap_grad_reduce", "overlap_param_gather")),
         (not (run.zero or shared) or run.optimizer == "muon" or in_step, ("overlap_param_gather",)),

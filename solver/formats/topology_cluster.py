@@ -14,7 +14,7 @@ from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import NAMES, Options, make_options
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable
-from profiler.profile.profile import GBIT
+from profiler.units import GBIT
 
 #: Key of a cluster that holds its Topology.
 TOPOLOGY = "topology"

@@ -22,8 +22,8 @@ from solver.api import chosen_profile, load_problem
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.options.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
+from solver.options.axes import parse_constants
 from solver.options.notes import cluster_notes, config_notes, profile_notes
-from solver.search.fixed import parse_constants
 from solver.search.space import OF_ONE_LAYOUT
 from solver.step.problem import Problem
 

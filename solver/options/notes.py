@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS
 from profiler.errors import printable
-from profiler.profile.profile import GBIT, GIB, QUICK, Device, Profile
+from profiler.profile.profile import QUICK, Device, Profile
+from profiler.units import GBIT, GIB
 from solver.api import DEFAULT_FRAMEWORK, of_another_framework
 from solver.formats.config_file import RunConfig
 from solver.spec.cluster import Cluster

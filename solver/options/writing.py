@@ -9,7 +9,7 @@ from rich.console import Console
 
 from profiler.errors import printable
 from profiler.files import replacing
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.formats.config_file import RunConfig
 from solver.formats.export import not_expressed, not_held, write_export
 from solver.options.notes import listed_keys

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.report.describe import describe
 from solver.report.explain import TIE_THRESHOLD, Explanation, explain
 from solver.report.uncertainty import errors_of, normal_cdf, own_stds

@@ -31,12 +31,12 @@ from solver.report.uncertainty import (
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
+from solver.step.data_parallel_ops import buffer_op
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS, OpEstimates
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
-from solver.step.step_ops import buffer_op
 from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv
 from solver.step.time import TIME_PARTS

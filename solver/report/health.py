@@ -12,7 +12,7 @@ from predictor.estimate import Z90
 from predictor.network.as_found import PROBE_BYTES
 from predictor.network.collective_points import sent_share
 from profiler.errors import InputError
-from profiler.profile.profile import GIB, MIB
+from profiler.units import GIB, MIB
 from solver.formats.logs.step_log import LEAST, WARM_UP, Collectives, Observation
 from solver.report.explain import Explanation, explain
 from solver.report.other_settings import OtherSetting, other_settings

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.formats.export import launch_file
 from solver.report.decision import MEASUREMENTS, Decision, kept_out, standing
 from solver.report.describe import describe

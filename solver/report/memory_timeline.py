@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.report.timeline import WORDS, StepTimeline, step_timeline
 from solver.step.memory import MEMORY_PARTS
 from solver.step.per_stage import memory_of_passes

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from profiler.files import replacing
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.memory_timeline import StageMemory

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from predictor.estimate import Z90
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.report.describe import describe
 from solver.report.goodput import Goodput
 from solver.report.output import layout_dict

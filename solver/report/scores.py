@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.formats.cases.reading import Case
 from solver.report.validate import Prediction, timed
 from solver.spec.model_size import flops_per_token

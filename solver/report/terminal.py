@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from predictor.cost_model import CostModel
-from profiler.profile.profile import GBIT, GIB
+from profiler.units import GBIT, GIB
 from solver.report.decision import kept_out, standing
 from solver.report.describe import describe, describe_strategy
 from solver.report.explain import TIE_THRESHOLD, Explanation, explain, tied

@@ -14,7 +14,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import GBIT
+from profiler.units import GBIT
 from solver.formats.cases.reading import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std

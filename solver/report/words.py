@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 
 HOUR, DAY = 3600.0, 86400.0  #: seconds
 

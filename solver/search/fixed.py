@@ -2,87 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError, closest, printable, shown
+from profiler.errors import InputError, closest, shown
 from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.choices import SCHEDULES, Recompute, TpMode, check_choice
-from solver.spec.strategy import AXES, CONSTANTS, Strategy
+from solver.spec.strategy import AXES, Strategy
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")  #: the other axes are of Splits
-_WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
 #: How a rank does its work: free where the config does not say, as a size that it does not state is 1.
 _SETTINGS = ("tp_mode", "micro_batch_size", "zero", "recompute", "recompute_layers")
 
 
-def parse_fixed(text: str) -> dict[str, Any]:
-    """Return the axes that ``tp=8,recompute=full`` fixes. Raises InputError for what is no axis or no value of one."""
-    fixed = parse_pairs("--fix", text, "axis once, as in tp=8,recompute=full")
-    check_fixed(fixed)
-    return fixed
-
-
 def stated_ends(fixed: Mapping[str, Any]) -> tuple[int, int]:
     """Return the layers that ``fixed`` states for the first and the last pipeline stage; 0: none."""
     first, last, *_ = Division._fields
     return int(fixed.get(first, 0)), int(fixed.get(last, 0))
-
-
-#: Constants of a run that change nothing in groups of one rank, and the axis of the group.
-_OF_GROUPS = {"cp_comm": "cp", "tp_comm_overlap": "tp", "p2p_overlap": "pp"}
-
-
-def check_constants(constants: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Raise InputError for a constant that changes no layout with what is fixed."""
-    for name, axis in _OF_GROUPS.items():
-        if name in constants and fixed.get(axis) == 1:
-            raise InputError(f"--set {name} changes nothing with --fix {axis}=1; leave one out")
-
-
-def parse_constants(text: str) -> dict[str, Any]:
-    """Return the constants of a run that ``precision=fp8,moe_imbalance=1.2`` sets.
-
-    Raises InputError for an axis of the search, and for what is no choice of a run.
-    """
-    found = parse_pairs("--set", text, "constant once, as in precision=fp8,moe_dispatcher=deepep")
-    constants = sorted({*CONSTANTS} - {"world_size", "seq_len", "framework"})
-    for name in found:
-        if name in AXES:
-            raise InputError(
-                f"--set {name}: it is an axis of a search; foretrain search --fix {name}=... fixes it, or a config states it"
-            )
-        if name not in constants:
-            known = f"{closest(name.lower(), (*constants, *AXES))}; constants are {', '.join(constants)}"
-            raise InputError(f"--set {name}: it is no constant of a run{known}")
-    return found
-
-
-def parse_pairs(option: str, text: str, each: str) -> dict[str, Any]:
-    """Return the names and values of ``name=value,...``: whole numbers, numbers, true, false, or words."""
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or name in found:
-            wrong = f"{name} is given twice" if equals else "it has no value"
-            raise InputError(f"{option} {part}: {wrong}; give each {each}")
-        found[name] = parse_value(value)
-    return found
-
-
-def parse_value(text: str) -> Any:
-    if text.lstrip("-").isdecimal() and len(text) < 20:
-        return int(text)
-    if re.fullmatch(r"\d{1,12}\.\d{1,12}", text):
-        return float(text)
-    return _WORDS.get(text.lower(), text)
 
 
 def check_fixed(fixed: Mapping[str, Any]) -> None:
@@ -97,21 +39,6 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
                 raise InputError(f"{name} is {shown(value)}; it must be true or false")
         else:
             check_choice(name, value)
-
-
-def parse_varied(text: str) -> tuple[str, ...]:
-    """Return the axes of ``tp,cp``. Raises InputError for what is no axis, and for none."""
-    return parse_names("--search", text, AXES, "is no axis of a search", "give axes, as in tp,cp, of")
-
-
-def parse_names(option: str, text: str, allowed: Collection[str], wrong: str, give: str) -> tuple[str, ...]:
-    """Return the names of ``tp,cp``, each once. Raises InputError for one that is not allowed, and for none."""
-    names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
-    unknown = [name for name in names if name not in allowed]
-    if unknown or not names:
-        what = f"{printable(unknown[0])} {wrong}" if unknown else "it names no axis"
-        raise InputError(f"{option} {printable(text)}: {what}; {give} {', '.join(allowed)}")
-    return names
 
 
 def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strategy, stated: Iterable[str]) -> dict[str, Any]:

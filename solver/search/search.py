@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler.errors import InputError, counted, shown
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, stated_ends, within_max_sizes
 from solver.search.kept import Best, Found, Kept
 from solver.search.reasons import why_no_layout, why_none

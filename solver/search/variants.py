@@ -8,7 +8,6 @@ from itertools import combinations, product
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.search.fixed import parse_names, parse_value
 from solver.search.hints import dispatchers_on
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
@@ -139,19 +138,6 @@ class Variant:
     @property
     def seconds(self) -> float:
         return self.best.seconds if self.best else float("inf")
-
-
-def parse_constant_axes(text: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values by axis of ``cp_comm,recompute_modules=moe_act/mla_up_proj+moe_act``; of an axis alone (), which means
-    all. Raises InputError for what is none of CONSTANT_AXES."""
-    words = [part.partition("=") for part in text.split(",")]
-    names = parse_names(
-        "--also", ",".join(name for name, *_ in words), CONSTANT_AXES, "is not varied on demand", "give some of"
-    )
-    asked = {
-        name.strip(): tuple(map(parse_value, filter(None, values.split("/")))) for name, _, values in words if name.strip()
-    }
-    return {name: asked[name] for name in names}
 
 
 def _parts(value: Any) -> frozenset[str]:

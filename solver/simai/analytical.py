@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.simai.collective_time import Machine, Sizes, collective_ns
 from solver.simai.workload_text import (
     CHECKPOINTS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from profiler.files import write_text
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.simai.analytical import PARTS, PassTime, RowTime, StepTime
 from solver.simai.workload_text import Collective
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from profiler.errors import InputError, closest, shown
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.simai.ratios import ALL_TO_ALL, MULTI, NIC, NVLINK, ratio_tables
 from solver.simai.workload_text import Collective, Group
 

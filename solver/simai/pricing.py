@@ -12,8 +12,8 @@ from rich.table import Table
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
 from profiler.profile.profiles import profile_of
+from profiler.units import GIB
 from solver.api import machine
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY

@@ -10,9 +10,9 @@ import numpy as np
 from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
 from solver.spec.choices import Recompute
+from solver.step.data_parallel_ops import buffer_op
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
-from solver.step.step_ops import buffer_op
 from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv, estimate_synchronisation
 from solver.step.time import accumulations, sharded_casts

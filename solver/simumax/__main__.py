@@ -12,7 +12,7 @@ from rich.console import Console
 
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.options.terminal_run import run
 from solver.report.output import write_json
 from solver.simumax.perf import PerfLLM

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiler.errors import InputError, closest, shown
-from profiler.profile.profile import COLLECTIVES, GIB, MIB
+from profiler.profile.profile import COLLECTIVES
+from profiler.units import GIB, MIB
 from solver.formats.simumax.configs import SystemConfig, check_value
 from solver.formats.simumax.fields import Field
 from solver.simumax.shapes import Row

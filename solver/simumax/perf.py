@@ -9,7 +9,8 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.files import write_text
-from profiler.profile.profile import GIB, Profile
+from profiler.profile.profile import Profile
+from profiler.units import GIB
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.report.output import csv_text, write_json
 from solver.report.timeline import chrome_trace, step_timeline

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB, Profile
+from profiler.profile.profile import Profile
 from profiler.profile.profiles import find_profile
+from profiler.units import GIB
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig, SystemConfig

@@ -10,7 +10,8 @@ from typing import Any
 
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import GIB, SUSTAINED_SCALE, Device, Profile
+from profiler.profile.profile import SUSTAINED_SCALE, Device, Profile
+from profiler.units import GIB
 from solver.formats.simumax.configs import SystemConfig, check_value
 from solver.formats.simumax.fields import Field
 from solver.simumax.networks import between_nodes, intra_node, link_bandwidth, network_bandwidth

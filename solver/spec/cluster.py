@@ -10,7 +10,8 @@ import numpy as np
 
 from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError, printable
-from profiler.profile.profile import GBIT, GIB, Device
+from profiler.profile.profile import Device
+from profiler.units import GBIT, GIB
 from solver.spec.bounds import number, whole_number
 
 

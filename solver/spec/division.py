@@ -43,7 +43,7 @@ def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
 
 def tensor_overlap_runs(framework: Framework, run: Run, tp_mode: str, tp: int) -> bool:
     """Whether tensor parallelism overlaps as the run says: Transformer Engine's buffers are of sequence parallelism."""
-    return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.memory.transformer_engine)
+    return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.kernels.transformer_engine)
 
 
 def not_piped(can_run: CanRun, model: ModelSpec) -> str:

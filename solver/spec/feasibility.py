@@ -21,6 +21,7 @@ from solver.spec.division import (
     tensor_parallel_runs,
 )
 from solver.spec.framework import Framework
+from solver.spec.frameworks.for_model import framework_for
 from solver.spec.model import ModelSpec
 from solver.spec.rules.adapters import adapter_rules
 from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp, heads_of_rank
@@ -43,7 +44,7 @@ from solver.spec.rules.runs import (
 )
 from solver.spec.rules.schedules import schedule_broken, schedule_rules
 from solver.spec.rules.sizes import assignment_broken, size_rules
-from solver.spec.rules.state_space import framework_for, state_space_rules
+from solver.spec.rules.state_space import state_space_rules
 from solver.spec.rules.states import LAYERS_ALONE, state_rules, zero_runs
 from solver.spec.strategy import Strategy
 

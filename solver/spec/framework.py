@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Literal
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.spec.can_run import CanRun
 
 _HALVES = ("bf16", "fp16")
@@ -24,6 +24,7 @@ ASSUMED_LAUNCH = 40e-6
 class Kernels:
     """Which kernels run, and what is fused into one."""
 
+    transformer_engine: bool = False  #: layers are made of Transformer Engine's modules
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
     splits_interleaved: bool = False  #: their product holds them group by group, and is copied apart and joined again
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
@@ -269,7 +270,6 @@ class MemoryUse:
     #: Threads that call cuBLAS through torch (forward and backward), each with a workspace that torch's counter counts; 0: not
     #: described, part of what the runtime holds.
     cublas_threads: int = 0
-    transformer_engine: bool = False  #: linears are Transformer Engine's, which has a cuBLAS workspace of its own
     #: Unfused attention computes its scores in a buffer that stays (Megatron's own implementation).
     scores_buffer: bool = False
     #: The tokens that experts' ranks all-gather are in a buffer that stays (GlobalMemoryBuffer of Megatron-Core's all-gather

@@ -1,17 +1,27 @@
-"""Settings that change nothing of any layout of a run: refused where an option states them, named where a file does."""
+"""Settings that change nothing beside others: refused where an option states them, named where a file does, and left out
+where two layouts are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from solver.spec.choices import TpMode
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.precision import PRIMARY, QUANTISED
 
+#: Axis -> the constants that change nothing in its groups of one rank.
+IN_ONE_RANK: Mapping[str, tuple[str, ...]] = {
+    "cp": ("cp_comm", "cp_a2a_size"),
+    "tp": ("tp_comm_overlap",),
+    "pp": ("p2p_overlap", "micro_batch_group", "pipeline_layout"),
+    "ep": ("moe_dispatcher",),
+}
+
 
 def idle_settings(stated: Iterable[str], model: ModelSpec, precision: str, framework: Framework) -> dict[str, str]:
-    """Return those of the ``stated`` Strategy fields that change nothing, and why, in words that follow "changes nothing"."""
+    """Return those of the ``stated`` constants that change nothing of any layout of a run, and why, in words that follow
+    "changes nothing"."""
     of_format, scaled = f" with precision {precision}", precision in QUANTISED
     idle = {
         "fp8_param_gather": (precision not in PRIMARY, of_format),

@@ -10,7 +10,7 @@ NORMS_OF_A_LAYER = ("norm1", "norm2")  #: before attention, and before the MLP
 
 def norms_apart(framework: Framework, model: ModelSpec, experts: bool) -> tuple[str, ...]:
     """Return the norms that a framework can recompute alone."""
-    return norms_beside_linears(model, experts) if framework.memory.transformer_engine else NORMS_OF_A_LAYER
+    return norms_beside_linears(model, experts) if framework.kernels.transformer_engine else NORMS_OF_A_LAYER
 
 
 def norms_beside_linears(model: ModelSpec, experts: bool) -> tuple[str, ...]:

@@ -31,10 +31,10 @@ from solver.layers.program import (
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
+from solver.step.optimizer_ops import orthogonalises
 from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Part, Problem
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import orthogonalises
 
 STEPS = 5  #: Newton-Schulz iterations (--muon-num-ns-steps)
 

@@ -20,6 +20,7 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
+from solver.spec.frameworks.for_model import framework_for
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.multi_token import as_trained
@@ -28,7 +29,6 @@ from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.rules.fp8_attention import fp8_attention_broken
 from solver.spec.rules.runs import check_host, graphs_left_out
-from solver.spec.rules.state_space import framework_for
 from solver.spec.run import Run
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
 from solver.spec.strategy import Strategy, layout_of
@@ -212,7 +212,7 @@ def attention_generation(run: Run, cost: CostModel) -> int:
     Transformer Engine uses none of cuDNN's kernels for a deterministic run on Blackwell (get_attention_backend, as read).
     """
     framework = framework_of(run.framework)
-    older = run.deterministic and framework.memory.transformer_engine and cost.device.flash_version >= 4
+    older = run.deterministic and framework.kernels.transformer_engine and cost.device.flash_version >= 4
     return 2 if older else run.flash_generation or framework.kernels.flash_attention
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, ONCE_PER_STEP, OTHERS, Op
 from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
+from solver.step.data_parallel_ops import copy_ops, gather_ops, group_ops
 from solver.step.layouts import Layouts, Splits
+from solver.step.message_counts import linear_tensors
 from solver.step.op_estimates import OpEstimates
 from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
 from solver.step.problem import LayerTable, Part, Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
-from solver.step.step_ops import copy_ops, gather_ops, group_ops, linear_tensors
 
 _PREDICTING = "predicting"  #: the layers of multi-token prediction, units behind the last layer
 _ACROSS = "across"  #: messages between groups of shards that are sent once a step

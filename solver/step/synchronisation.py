@@ -16,10 +16,10 @@ from solver.schedule.warm_up import group_of
 from solver.spec.framework import Framework
 from solver.spec.run import Run
 from solver.step.layouts import Layouts
+from solver.step.message_counts import buckets, units
 from solver.step.parameter_groups import shares_vocabulary
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
-from solver.step.step_ops import buckets, units
 from solver.step.terms import SplitTerms
 
 

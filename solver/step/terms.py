@@ -9,19 +9,21 @@ import numpy as np
 
 from solver.schedule.kinds import splits_backward
 from solver.step.collective_checks import with_checks
+from solver.step.data_parallel_ops import synchronisation_ops
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
 from solver.step.host import restart_seconds
 from solver.step.layouts import Splits
+from solver.step.message_counts import linears_of_stage, list_seconds
 from solver.step.muon import muon_ops
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
+from solver.step.pipeline_ops import send_recv_ops, tied_embedding_op
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import linear_tensors, list_seconds, send_recv_ops, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def estimate_synchronisation(
         return estimates
     if problem.framework.data_parallel.buckets_of_tensors:
         return with_checks(estimates)
-    return with_checks(estimates, linear_tensors(problem) * problem.model.num_hidden_layers / splits.pp + 1)
+    return with_checks(estimates, linears_of_stage(problem, splits) + 1)
 
 
 def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:

@@ -10,12 +10,13 @@ import numpy as np
 
 from solver.spec.choices import Recompute
 from solver.spec.framework import ASSUMED_LAUNCH
+from solver.step.data_parallel_ops import buffers_shard
 from solver.step.layouts import Layouts
+from solver.step.message_counts import tensors_of_stage
 from solver.step.offload import late_gradients, ranks_in_turn
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.stage_seconds import SlowestStage
-from solver.step.step_ops import buffers_shard, tensors_of_stage
 from solver.step.stragglers import straggler_share
 from solver.step.synchronisation import exposed_gathers, exposed_gradients
 from solver.step.terms import SplitTerms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.profile.profile import MIB
+from profiler.units import MIB
 from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
@@ -26,7 +26,7 @@ def workspace_bytes(problem: Problem) -> float:
     of_torch = DETERMINISTIC_BYTES if problem.run.deterministic else TORCH_BYTES_SINCE_HOPPER if newer else TORCH_BYTES
     grouped = problem.model.is_mixture_of_experts and problem.run.moe_grouped_gemm
     of_te = (TE_BYTES_SINCE_HOPPER if newer else TE_BYTES) * (1 + EXPERT_STREAMS * grouped)
-    return memory.cublas_threads * of_torch + memory.transformer_engine * of_te
+    return memory.cublas_threads * of_torch + problem.framework.kernels.transformer_engine * of_te
 
 
 def exchange_bytes(problem: Problem, splits: Splits) -> np.ndarray:

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from toy import layer_linear_parameters
 
-from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.units import GIB
 from solver.formats.cases.reading import Case, read_cases
 from solver.report.explain import Explanation
 from solver.report.scores import constant_mfu_scores, flops_per_gpu

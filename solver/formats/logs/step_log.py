@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB, MIB
 from profiler.published.nccl_rows import read_log
 from profiler.text_file import read_text
+from profiler.units import GIB, MIB
 from solver.formats.cases.reading import MEMORY_KINDS
 from solver.formats.logs.statements import check_statements
 from solver.formats.megatron.log import jobs_in

@@ -6,7 +6,7 @@ eth-easl/sailor at 494eaa5 (the training framework of SOSP 2025's Sailor: its de
 
 from __future__ import annotations
 
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 from solver.spec.frameworks.megatron import OWN_LAYERS_LAUNCH

@@ -125,6 +125,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
         "experts_apart": True,  # weight0, weight1, ... of Transformer Engine's GroupedLinear
+        "transformer_engine": True,
     },
     memory={
         "quantised_inputs": True,
@@ -132,7 +133,6 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "token_buffer": True,
         "quantised_weights": True,
         "cublas_threads": 2,
-        "transformer_engine": True,
         "fused_adam_copies": True,
         "dummy_gradients": True,  # with Transformer Engine 2.3 or later, of May 2025
         # arguments.py asks for the precision-aware optimizer beside --optimizer-cpu-offload, for which distrib_optimizer.py
@@ -189,6 +189,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     aliases=("megatron-core local",),
     can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False, "linear_attention": False, "state_space": False},
     kernels={
+        "transformer_engine": False,
         "norm_quantises": False,
         "tf32": False,
         "bias_apart": True,
@@ -200,7 +201,6 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
         "quantised_inputs": False,
         "original_inputs": False,
         "quantised_weights": False,
-        "transformer_engine": False,
         "scores_buffer": True,
         "dummy_gradients": False,
     },

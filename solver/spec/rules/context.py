@@ -28,9 +28,9 @@ def context_exchange_broken(model: ModelSpec, run: Run) -> str:
     if in_parts and ("ring" in run.cp_comm or framework.kernels.torch_context_parallel):
         instead = "a2a" if model.attention_sinks else "a2a or allgather"
         return f"with windows and chunks, which {framework.name}'s ring attention does not have; use cp_comm {instead}"
-    if framework.memory.transformer_engine and model.has_latent_attention and "ring" not in run.cp_comm:
+    if framework.kernels.transformer_engine and model.has_latent_attention and "ring" not in run.cp_comm:
         return "with latent attention under Transformer Engine; use cp_comm ring"
-    if framework.memory.transformer_engine and model.attention_sinks and run.cp_comm != "a2a":
+    if framework.kernels.transformer_engine and model.attention_sinks and run.cp_comm != "a2a":
         return "with attention sinks under Transformer Engine; use cp_comm a2a"
     return ""
 

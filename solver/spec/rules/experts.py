@@ -72,7 +72,7 @@ def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str, predicts_fur
 
 def predicted_beside(framework: Framework, model: ModelSpec) -> int:
     """Return the layers of multi-token prediction that keep Megatron-Core from exchanging tokens beside compute."""
-    return model.num_nextn_predict_layers if framework.memory.transformer_engine else 0
+    return model.num_nextn_predict_layers if framework.kernels.transformer_engine else 0
 
 
 def dispatchers_of(can_run: CanRun, model: ModelSpec) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def ends_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of layers that stay in bf16, which scales of earlier steps exclude (Megatron-Core's
     transformer_config.py)."""
     ends = s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16
-    delayed = framework.memory.transformer_engine and delays_scales(s.precision, s.fp8_recipe)
+    delayed = framework.kernels.transformer_engine and delays_scales(s.precision, s.fp8_recipe)
     return not (ends and delayed), "layers that stay in bf16 need another fp8_recipe than delayed"
 
 
@@ -196,7 +196,7 @@ def groups_rule(framework: Framework, model: ModelSpec, run: Run) -> tuple[bool,
 
 def compile_rule(framework: Framework, run: Run) -> tuple[bool, str]:
     """Return (holds, what is broken): Transformer Engine's modules are kernels, which torch does not compile."""
-    return not (run.compile and framework.memory.transformer_engine), (
+    return not (run.compile and framework.kernels.transformer_engine), (
         f"{framework.name} runs Transformer Engine's modules, which torch.compile leaves as they are; leave out compile"
     )
 

@@ -89,7 +89,7 @@ def _modules_broken(framework: Framework, run: Run) -> str:
     """Return what of a run does not go together with the modules that it recomputes, or ""; rules of Megatron-Core's
     transformer_config.py."""
     modules = run.modules_recomputed
-    delayed = framework.memory.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
+    delayed = framework.kernels.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
     quantised = sorted(_QUANTISED_MODULES & set(modules))
     rules = (
         (not run.lora_rank, "adapters (lora_rank) are not modelled with recompute selective"),

@@ -16,7 +16,8 @@ from profiler.errors import InputError
 from profiler.measure import attention_timing
 from profiler.profile.devices import DEVICES
 from profiler.profile.local_device import Gpu, LocalDevice, datasheet_key, find_local_device, is_device
-from profiler.profile.profile import GIB, Profile
+from profiler.profile.profile import Profile
+from profiler.units import GIB
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from profiler.errors import InputError
-from profiler.profile.profile import GIB
+from profiler.units import GIB
 from solver.formats.logs.step_log import Batch, read_observation, step_seconds
 from solver.spec.strategy import Strategy
 

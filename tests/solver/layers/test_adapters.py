@@ -20,9 +20,9 @@ from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import adapter_parameters, flops_per_token
 from solver.spec.strategy import Strategy
+from solver.step.data_parallel_ops import synchronisation_ops
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
-from solver.step.step_ops import synchronisation_ops
 
 RUN = {"framework": "nemo-automodel", "precision": "bf16"}
 

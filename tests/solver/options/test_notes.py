@@ -9,8 +9,9 @@ import pytest
 
 from predictor.fitted import fit_all
 from profiler.profile.devices import DEVICES
-from profiler.profile.profile import GBIT, GIB, QUICK, Profile
+from profiler.profile.profile import QUICK, Profile
 from profiler.profile.profiles import find_profile
+from profiler.units import GBIT, GIB
 from solver.options.notes import cluster_notes, profile_notes
 from solver.spec.cluster import cluster_of
 

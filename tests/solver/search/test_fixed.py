@@ -13,9 +13,10 @@ from toy import all_layouts, column, make_problem, toy_cost
 from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.config_file import RunConfig
+from solver.options.axes import parse_fixed, parse_varied
 from solver.options.batch import batch_sequences
 from solver.search.divisions import divisions
-from solver.search.fixed import fixed_but, parse_fixed, parse_varied
+from solver.search.fixed import fixed_but
 from solver.search.pipelines import pipelines
 from solver.search.search import search
 from solver.search.space import cross, enumerate_splits

@@ -14,8 +14,9 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
+from solver.options.axes import parse_constant_axes
 from solver.search.search import search
-from solver.search.variants import parse_constant_axes, search_variants, variants_of
+from solver.search.variants import search_variants, variants_of
 from solver.spec.cluster import cluster_of
 from solver.step.problem import Problem
 

@@ -14,10 +14,10 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.search.search import search
 from solver.spec.frameworks import framework_of
+from solver.step.message_counts import linear_tensors
 from solver.step.sharded_weights import exposed_by_sharding, messages, neighbours_of
 from solver.step.side_stream import SideStreamWork
 from solver.step.solutions import Solutions
-from solver.step.step_ops import linear_tensors
 from solver.step.time import sharded_casts
 
 #: Weights of a layer's linears, and its norms.

@@ -18,8 +18,8 @@ from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
 from solver.step.ddp_buckets import bucket_sizes, ddp_buckets
 from solver.step.layouts import Layouts
+from solver.step.message_counts import buckets
 from solver.step.side_stream import SideStreamWork
-from solver.step.step_ops import buckets
 
 #: Medians of SimuMax's constants for 8 B200 over NCCL's tests on the same GPUs: 7 us on 2 ranks, 18 on 4 and 53 on 8.
 PER_RANK = 7e-6

@@ -33,9 +33,9 @@ from solver.schedule.event_simulation import simulate
 from solver.spec.feasibility import check_rules
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
+from solver.step.pipeline_ops import send_recv_ops
 from solver.step.problem import Problem, attention_generation
 from solver.step.solutions import Solutions, estimate_layouts
-from solver.step.step_ops import send_recv_ops
 from solver.step.time import TIME_PARTS
 
 LLAMA = ModelSpec(

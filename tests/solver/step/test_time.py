@@ -11,6 +11,7 @@ from toy import BYTE, DEVICE, FLOP, LINK, TINY, estimated, make_problem, part, t
 
 from profiler.errors import InputError
 from solver.spec.feasibility import check_rules
+from solver.step.data_parallel_ops import buffer_op
 from solver.step.memory import MEMORY_PARTS
 from solver.step.offload import late_gradients
 from solver.step.pipeline import weight_share
@@ -25,7 +26,6 @@ from solver.step.stage_seconds import (
     sends_of,
     stage_work,
 )
-from solver.step.step_ops import buffer_op
 
 #: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
 LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE

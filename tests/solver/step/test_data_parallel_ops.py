@@ -9,9 +9,10 @@ import pytest
 from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel
+from solver.step.data_parallel_ops import synchronisation_ops
 from solver.step.layouts import Layouts
+from solver.step.optimizer_ops import adam_bytes
 from solver.step.parameter_groups import parameter_groups
-from solver.step.step_ops import adam_bytes, synchronisation_ops
 
 #: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
 PARAMETERS = 2 * 36_864 + 2 * 128 + 2 * 16_384 + 64
