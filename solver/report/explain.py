@@ -32,9 +32,9 @@ from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.collective_checks import CHECK_STD
 from solver.step.data_parallel_ops import buffer_op
+from solver.step.layer_table import EstimatedProgram
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS, OpEstimates
-from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
 from solver.step.synchronisation import reduces_whole
@@ -220,7 +220,7 @@ def _named(kind: str, name: str) -> str:
     return f"{kind}: {name}" if kind else name
 
 
-def _part_lines(part: Part, key: int, times: float, kind: str) -> list[Line]:
+def _part_lines(part: EstimatedProgram, key: int, times: float, kind: str) -> list[Line]:
     ops = part.estimates.ops
     return [
         _op_line(part, i, key, times, _named(kind, ops[i].label), _STREAM_PARTS[ops[i].stream])
@@ -228,7 +228,7 @@ def _part_lines(part: Part, key: int, times: float, kind: str) -> list[Line]:
     ]
 
 
-def _recompute_lines(part: Part, key: int, times: float, level: Recompute, kind: str = "") -> list[Line]:
+def _recompute_lines(part: EstimatedProgram, key: int, times: float, level: Recompute, kind: str = "") -> list[Line]:
     return [
         _op_line(part, i, key, times, _named(kind, f"{op.name}.recompute"), "recompute")
         for i, op in enumerate(part.estimates.ops)
@@ -236,7 +236,7 @@ def _recompute_lines(part: Part, key: int, times: float, level: Recompute, kind:
     ]
 
 
-def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to: str) -> Line:
+def _op_line(part: EstimatedProgram, row: int, key: int, times: float, name: str, belongs_to: str) -> Line:
     estimates = part.estimates
     seconds, std = float(part.exposed[row, key]) * times, float(estimates.relative_std[row, key])
     basis = Basis(int(estimates.basis[row, key]))

@@ -20,9 +20,10 @@ from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.spec.rules.schedules import schedule_broken
+from solver.step.layer_table import LayerTable, layer_table
 from solver.step.layouts import Layouts, Splits
 from solver.step.peak_memory import least_memory, peak_memory
-from solver.step.problem import LayerTable, Problem, layer_table
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _search_part(
 
 def _may_fit(problem: Problem, table: LayerTable, layouts: Layouts) -> np.ndarray:
     """Return whether a lower bound of each layout's memory fits: bool [layouts]."""
-    return least_memory(problem, table, table.rows_of(layouts.splits), layouts) <= problem.cluster.memory_bytes
+    return least_memory(table.priced(problem, layouts.splits), layouts) <= problem.cluster.memory_bytes
 
 
 def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
@@ -211,7 +212,7 @@ def _received(receiver: Connection) -> Found:
 
 def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found: Found) -> None:
     """Estimate the memory of all layouts of a chunk, and the time of those that fit, and keep the best."""
-    memory = peak_memory(problem, table, table.rows_of(layouts.splits), layouts)
+    memory = peak_memory(table.priced(problem, layouts.splits), layouts)
     fits = np.flatnonzero(memory.device <= problem.cluster.memory_bytes)
     found.least_memory = min(found.least_memory, float(memory.device.min()))
     if 2 * len(fits) > len(layouts):  # to pick the few that fit would cost more than to time the others

@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from solver.spec.choices import Recompute
+from solver.step.layer_table import LayerTable
 from solver.step.layouts import Layouts
 from solver.step.parameter_groups import stages_of
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import Problem
 from solver.step.stage_memory import StageMemory
 
 
@@ -30,7 +31,7 @@ def fewest_recomputed(problem: Problem, one: Layouts, table: LayerTable) -> tupl
         one, row=np.zeros_like(number), zero=np.repeat(one.zero, len(number)),
         recompute=np.where(number > 0, int(Recompute.FULL), int(Recompute.NONE)), recompute_layers=number,
     )  # fmt: skip
-    peak = StageMemory(plain, table, table.rows_of(one.splits), tried, stages)
+    peak = StageMemory(table.priced(plain, one.splits), tried, stages)
     device = np.array([peak.totals(*peak.sums(stage), stage)[2] for stage in range(len(layers))])  # [stages, number]
     fits = device <= problem.cluster.memory_bytes
     fewest = np.where(fits.any(axis=1), np.argmax(fits, axis=1), layers)

@@ -17,8 +17,8 @@ from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
 from solver.spec.choices import Recompute
 from solver.spec.strategy import Strategy
+from solver.step.layer_table import EstimatedProgram
 from solver.step.per_stage import chunks_of, slowest_stage
-from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed, recomputed_limit
 
@@ -112,7 +112,7 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
 
 
 def _work(
-    part: Part,
+    part: EstimatedProgram,
     key: int,
     name: str,
     level: Recompute,

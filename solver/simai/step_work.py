@@ -95,9 +95,9 @@ def sharded_messages(solutions: Solutions, index: int) -> Mapping[str, tuple[Pie
 def _pieces(solutions: Solutions, index: int) -> Iterator[tuple[str, Piece]]:
     """Yield (name, piece) of every op that some ZeRO stage runs once per step, with the group that holds its parameters."""
     row = int(solutions.layouts.row[index])
-    split, key = solutions.layouts.splits.take(np.array([row])), solutions.terms.key[[row]]
-    held = parameter_groups(solutions.problem, solutions.table, key, split)
-    estimates, groups = estimate_synchronisation(solutions.problem, solutions.table, key, split, held), list(held)
+    split = solutions.priced.take(np.array([row]))
+    held = parameter_groups(split)
+    estimates, groups = estimate_synchronisation(split, held), list(held)
     seconds, number, owners = (estimates.seconds * estimates.counts())[:, 0], -1, set[str]()
     for op, op_seconds in zip(estimates.ops, seconds, strict=True):
         number += op.name == _FIRST and op.kind == "reduce_scatter"

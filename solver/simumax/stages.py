@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import EXPERTS
+from solver.step.layer_table import PricedSplits
 from solver.step.memory import MEMORY_PARTS
 from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.per_stage import memory_of_stages, time_of_stages
@@ -85,7 +86,7 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
 
         def state(names: set[str], stage: int = stage) -> np.ndarray:
             some = {name: share for name, share in shares.items() if name in names}
-            found = stage_state(problem, table, key, some, splits, stages, stage)
+            found = stage_state(PricedSplits(problem, table, key, splits), some, stages, stage)
             return np.array([found.weights, found.gradients, found.optimizer])[:, zero, 0]
 
         beside = state(set())

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from solver.spec.choices import TpMode
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Layouts
 from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES
-from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import recomputed_limit
 
 
 class Activations:
-    """Bytes of activations of every pipeline's stages. pipelines: layouts that differ in what a pipeline depends on.
-
-    key: index of each split's layer in ``table``, shape [splits].
+    """Bytes of activations of every pipeline's stages. pipelines: layouts that differ in what a pipeline depends on; priced:
+    their splits.
     """
 
-    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, pipelines: Layouts, stages: StageKinds) -> None:
+    def __init__(self, priced: PricedSplits, pipelines: Layouts, stages: StageKinds) -> None:
+        problem, table, key = priced.problem, priced.table, priced.key
         self._problem, self._stages, self._splits, self._row = problem, stages, pipelines.splits, pipelines.row
         level, row = pipelines.recompute, pipelines.row
         saved = np.array([part.saved[:, key] for part in table.layers])

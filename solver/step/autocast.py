@@ -9,9 +9,9 @@ import numpy as np
 from solver.layers.program import EXPERTS, LINEARS, OTHERS
 from solver.spec.choices import Recompute
 from solver.spec.recipes import HALF
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Layouts
 from solver.step.parameter_groups import elements_of
-from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds
 
 
@@ -24,12 +24,13 @@ class Casts(NamedTuple):
     at_a_time: np.ndarray
 
 
-def cast_weights(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+def cast_weights(priced: PricedSplits, stages: StageKinds, stage: int) -> np.ndarray:
     """Return the bytes of the copies of a stage in one forward pass: of its layers' linears, and of the head, a linear among
     the others, [2, splits]. None where weights have 16 bits."""
+    problem, table, key = priced.problem, priced.table, priced.key
     if not problem.framework.memory.fp32_weights or problem.element_bytes.activation != HALF:
         return np.zeros((2, len(key)))
-    elements = sum(elements_of(problem, table, key, stages, stage, name) for name in (LINEARS, EXPERTS))
+    elements = sum(elements_of(priced, stages, stage, name) for name in (LINEARS, EXPERTS))
     return HALF * np.array([elements, stages.has_head[stage] * table.head.parameters_of[OTHERS][key]])
 
 

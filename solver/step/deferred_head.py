@@ -9,16 +9,16 @@ import numpy as np
 
 from solver.layers.program import LINEAR, VOCABULARY, WEIGHT_GRAD, Op, operands
 from solver.spec.run import Run
-from solver.step.problem import Part
+from solver.step.layer_table import EstimatedProgram
 
 
-def projection_seconds(head: Part) -> np.ndarray:
+def projection_seconds(head: EstimatedProgram) -> np.ndarray:
     """Return the seconds of a micro batch's weight gradient of the projection to the vocabulary: [keys]."""
     rows = zip(head.estimates.ops, head.exposed, strict=True)
     return sum((row for op, row in rows if _is_projection(op)), np.zeros(len(head.times.waits)))
 
 
-def projection_operands(head: Part, element: float, split: np.ndarray | float = 1.0) -> np.ndarray:
+def projection_operands(head: EstimatedProgram, element: float, split: np.ndarray | float = 1.0) -> np.ndarray:
     """Return the bytes of a micro batch that it reads, input of the projection and gradient of its output: [keys].
 
     split: ranks over which the input is split, to be all-gathered again.

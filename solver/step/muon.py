@@ -30,10 +30,10 @@ from solver.layers.program import (
 )
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32
-from solver.step.layouts import Splits
+from solver.step.layer_table import EstimatedProgram, PricedSplits
 from solver.step.optimizer_ops import orthogonalises
 from solver.step.parameter_groups import shard_ranks, stages_of
-from solver.step.problem import LayerTable, Part, Problem
+from solver.step.problem import Problem
 from solver.step.stage_kinds import StageKinds
 
 STEPS = 5  #: Newton-Schulz iterations (--muon-num-ns-steps)
@@ -55,12 +55,13 @@ class Matrices(NamedTuple):
     parts: tuple[tuple[np.ndarray, int], ...]
 
 
-def muon_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+def muon_ops(priced: PricedSplits) -> list[Op]:
     """Return the GEMMs of the iterations on the fullest stage, of all of its matrices (``optimizer.whole``) and of those of the
     rank that gets most (``optimizer.shard``); none under Adam.
 
     For a matrix of s x l, s <= l, an iteration multiplies s x l by l x s, s x s by s x s and s x s by s x l.
     """
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     if problem.run.optimizer != "muon":
         return []
     stages = stages_of(problem, splits)
@@ -81,7 +82,7 @@ def _held(stages: StageKinds) -> np.ndarray:
     return np.concatenate([stages.counts, stages.has_head[:, None]], axis=1)
 
 
-def _matrices(problem: Problem, part: Part, key: np.ndarray) -> Iterator[Matrices]:
+def _matrices(problem: Problem, part: EstimatedProgram, key: np.ndarray) -> Iterator[Matrices]:
     model, ops = problem.model, part.estimates.ops
     for op in (*weight_gemms(ops), *(op for op in ops if op.kind == GROUPED_LINEAR and op.phase == FORWARD)):
         if op.module == ROUTER or name_in_layer(op) == VOCABULARY:
@@ -170,11 +171,10 @@ def momentum_saved(problem: Problem, name: str) -> float:
     return FP32 * orthogonalises(problem, name)
 
 
-def more_than_even(
-    problem: Problem, table: LayerTable, key: np.ndarray, name: str, ranks: np.ndarray, stages: StageKinds, stage: int
-) -> np.ndarray:
+def more_than_even(priced: PricedSplits, name: str, ranks: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
     """Return the elements of a group's matrices on a stage that the rank updates to which most is dealt, beyond an even share,
     [splits]; 0 under Adam. ranks: of that group."""
+    problem, table, key = priced.problem, priced.table, priced.key
     if not orthogonalises(problem, name):
         return np.zeros(len(key))
     held = _held(stages)[stage]

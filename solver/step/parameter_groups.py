@@ -27,8 +27,9 @@ from solver.spec.model_size import mlp_matrices
 from solver.spec.strategy import expert_replicas, replicas
 from solver.step.ddp_buckets import tensors_in_order
 from solver.step.distinct import distinct
+from solver.step.layer_table import EstimatedProgram, LayerTable, PricedSplits
 from solver.step.layouts import Splits
-from solver.step.problem import LayerTable, Part, Problem
+from solver.step.problem import Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
 
@@ -46,33 +47,33 @@ class ParameterGroup:
     stride: np.ndarray
 
 
-def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> dict[str, ParameterGroup]:
+def parameter_groups(priced: PricedSplits) -> dict[str, ParameterGroup]:
     """Return the parameters of the fullest stage by group (PARAMETER_GROUPS; experts only where the model has them).
 
     Embedding and head are with the others.
     """
+    problem, splits = priced.problem, priced.splits
     stages = stages_of(problem, splits)
     of_ranks = rank_groups(problem, splits)
     every = range(len(stages.counts))
-    held = {name: np.array([elements_of(problem, table, key, stages, at, name) for at in every]) for name in of_ranks}
-    narrow = {name: np.array([quantised_elements(problem, table, key, stages, at, name) for at in every]) for name in of_ranks}
+    held = {name: np.array([elements_of(priced, stages, at, name) for at in every]) for name in of_ranks}
+    narrow = {name: np.array([quantised_elements(priced, stages, at, name) for at in every]) for name in of_ranks}
     fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
     return {name: ParameterGroup(held[name][fullest], narrow[name][fullest], *of) for name, of in of_ranks.items()}
 
 
-def elements_of(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str) -> np.ndarray:
+def elements_of(priced: PricedSplits, stages: StageKinds, stage: int, name: str) -> np.ndarray:
     """Return the parameters of a group that one rank of a stage holds, [splits]: of its layers, and of its ends embedding and
     head, or what multi-token prediction has beside them."""
-    at_head = stages.has_head[stage] * table.head.parameters_of[name][key]
-    end = end_elements(problem, table, key, stages, stage) if name == OTHERS else at_head
-    return over_kinds(stages.counts[stage], of_layers(table, key, name)) + end
+    at_head = stages.has_head[stage] * priced.table.head.parameters_of[name][priced.key]
+    end = end_elements(priced, stages, stage) if name == OTHERS else at_head
+    return over_kinds(stages.counts[stage], of_layers(priced.table, priced.key, name)) + end
 
 
-def quantised_elements(
-    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str
-) -> np.ndarray:
+def quantised_elements(priced: PricedSplits, stages: StageKinds, stage: int, name: str) -> np.ndarray:
     """Return those of ``elements_of`` that are of linears which are quantised where the run's are, [splits]; the layer of
     multi-token prediction is of the last kind."""
+    problem, table, key = priced.problem, priced.table, priced.key
     if name == OTHERS:
         return np.zeros(len(key))
     quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
@@ -85,16 +86,17 @@ def of_layers(table: LayerTable, key: np.ndarray, name: str) -> np.ndarray:
     return np.array([part.parameters_of[name][key] for part in table.layers])
 
 
-def trained_elements(problem: Problem, part: Part, key: np.ndarray) -> np.ndarray:
+def trained_elements(problem: Problem, part: EstimatedProgram, key: np.ndarray) -> np.ndarray:
     """Return the parameters of a layer on one rank that are trained, [splits]."""
     return part.parameters_of[ADAPTERS][key] if problem.is_frozen(LINEARS) else part.parameters[key]
 
 
-def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+def end_elements(priced: PricedSplits, stages: StageKinds, stage: int) -> np.ndarray:
     """Return the parameters of embedding, head and final norm that one rank of a stage holds, shape [splits].
 
     Under a V-shaped schedule the first stage holds both; with multi-token prediction the last one embeds tokens again.
     """
+    problem, table, key = priced.problem, priced.table, priced.key
     has_head = stages.has_head[stage]
     copied = has_head * (problem.model.num_nextn_predict_layers > 0)
     embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
@@ -102,15 +104,15 @@ def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: S
     return joined_ends(problem, embedding, head)
 
 
-def share_of_first_layer(
-    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, names: Iterable[str]
-) -> np.ndarray:
+def share_of_first_layer(priced: PricedSplits, stages: StageKinds, stage: int, names: Iterable[str]) -> np.ndarray:
     """Return the share of a stage's parameters, of the groups ``names``, whose gradients come last: those of its first layer
     and of the embedding (of a tied one the head's are there before); [splits]."""
-    every = sum((elements_of(problem, table, key, stages, stage, name) for name in names), np.zeros(len(key)))
-    ends = end_elements(problem, table, key, stages, stage)
-    alone = stages.has_embedding[stage] * (not problem.model.tie_word_embeddings)
-    first = (every - ends) / np.maximum(stages.counts[stage].sum(axis=0), 1) + alone * table.embedding.parameters[key]
+    every = sum((elements_of(priced, stages, stage, name) for name in names), np.zeros(len(priced.key)))
+    ends = end_elements(priced, stages, stage)
+    alone = stages.has_embedding[stage] * (not priced.problem.model.tie_word_embeddings)
+    first = (every - ends) / np.maximum(stages.counts[stage].sum(axis=0), 1) + alone * priced.table.embedding.parameters[
+        priced.key
+    ]
     return np.asarray(first / np.maximum(every, 1.0))
 
 

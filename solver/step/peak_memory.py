@@ -5,23 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from solver.schedule.stages import layers_in_flight
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory
 from solver.step.parameter_groups import shard_ranks, stages_of
-from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import over_kinds
 from solver.step.stage_memory import Sizes, StageMemory
 from solver.step.states import absent_gradients, stage_state
 
 
-def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:
+def peak_memory(priced: PricedSplits, layouts: Layouts) -> Memory:
     """Return the peak bytes of each layout on its fullest stage.
 
     First stage: most micro batches in flight. Middle ones: perhaps more layers, or more with experts. Last: head and loss.
-    key: index of each split's layer in ``table``.
+    priced: the splits of ``layouts``.
     """
-    stages, row = stages_of(problem, layouts.splits), layouts.row
-    peak = StageMemory(problem, table, key, layouts, stages)
+    problem, row = priced.problem, layouts.row
+    stages = stages_of(problem, layouts.splits)
+    peak = StageMemory(priced, layouts, stages)
     fullest, at = peak.totals(*peak.sums(0), 0), np.zeros(len(layouts), dtype=np.int64)
     alike = not (problem.run.recompute_stage_layers or problem.framework.pipeline.keeps_messages)
     for stage in range(1, len(stages.index)):
@@ -44,17 +45,15 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
     return Memory(*fullest, number, is_last & (number > 0), assemble)
 
 
-def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:
+def least_memory(priced: PricedSplits, layouts: Layouts) -> np.ndarray:
     """Return bytes that each layout does not go below: states, activations and the runtime's of its first stage; [layouts].
 
     Where a part of the layers is recomputed, as if all were. Of the only micro batch of a step there are the gradients, or
     instead of them the activations.
     """
-    splits = layouts.splits
-    stages = stages_of(problem, splits)
-    shares = shard_ranks(problem, splits)
-    zero_stages = layouts.zero_stages
-    state = stage_state(problem, table, key, shares, splits, stages, 0, zero_stages)
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
+    stages, shares = stages_of(problem, splits), shard_ranks(problem, splits)
+    state = stage_state(priced, shares, stages, 0, layouts.zero_stages)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state.held[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

@@ -100,8 +100,7 @@ def memory_of_passes(solutions: Solutions, index: int) -> tuple[np.ndarray, np.n
 
 def _peak_of_stages(solutions: Solutions, index: int) -> StageMemory:
     one, stages = _stages(solutions, index)
-    key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
-    return StageMemory(solutions.problem, solutions.table, key, one, stages)
+    return StageMemory(solutions.priced.take(solutions.layouts.row[index : index + 1]), one, stages)
 
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:

@@ -10,8 +10,9 @@ from solver.layers.program import ONCE_PER_STEP, OTHERS, Op, message
 from solver.spec.choices import TpMode
 from solver.spec.cluster import placement
 from solver.step.data_parallel_ops import once_message
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Splits
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import Problem
 
 
 def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
@@ -36,10 +37,11 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     ]
 
 
-def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
+def tied_embedding_op(priced: PricedSplits) -> Op:
     """Return the sum of the embedding's gradients over the first and the last stage, where these are two and both hold it:
     tied embeddings, or multi-token prediction.
     """
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
     place = placement(np.where(splits.pp > 1, 2, 1), ranks, problem.cluster.gpus_per_domain)
     size = table.embedding.parameters[key] * problem.element_bytes.gradient

@@ -12,11 +12,12 @@ from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, ONCE_PER_STEP,
 from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
 from solver.step.data_parallel_ops import copy_ops, gather_ops, group_ops
+from solver.step.layer_table import EstimatedProgram, PricedSplits
 from solver.step.layouts import Layouts, Splits
 from solver.step.message_counts import linear_tensors
 from solver.step.op_estimates import OpEstimates
 from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
-from solver.step.problem import LayerTable, Part, Problem
+from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 
 _PREDICTING = "predicting"  #: the layers of multi-token prediction, units behind the last layer
@@ -63,17 +64,16 @@ class ShardedWeights:
     reduces_beside: bool  #: gradients are reduced beside compute
 
 
-def sharded_weight_ops(
-    problem: Problem, table: LayerTable, key: np.ndarray, groups: Mapping[str, ParameterGroup], splits: Splits
-) -> list[Op]:
+def sharded_weight_ops(priced: PricedSplits, groups: Mapping[str, ParameterGroup]) -> list[Op]:
     """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
 
     A head that is a unit of its own has messages of its own (head.*), and so have layers of multi-token prediction
     (predicting.*).
     """
+    problem, splits = priced.problem, priced.splits
     sizes, sync, ops = problem.element_bytes, problem.framework.data_parallel, list[Op]()
     shards = shard_ranks(problem, splits)
-    for name, gathered, trained, of in _units(problem, table, key):
+    for name, gathered, trained, of in _units(priced):
         group, shard = groups[of], shards[of]
         gathers, reductions = messages(problem, name, gathered / sizes.activation, trained)
         ops += gather_ops(f"{name}.all_gather", "all_gather", gathered, group, shard, gathers, problem)
@@ -116,12 +116,13 @@ def _lone_casts(name: str, weights: np.ndarray, trained: np.ndarray, group: Para
     ]
 
 
-def _units(problem: Problem, table: LayerTable, key: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
+def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
     """Yield what is gathered and reduced together: its name, the bytes that are gathered, the parameters that have gradients,
     both [splits], and their group.
 
     Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
     """
+    problem, table, key = priced.problem, priced.table, priced.key
     embedding, head = table.embedding.parameters[key], table.head.parameters_of[OTHERS][key]
     ends = [("root", embedding), ("head", head)] if _head_alone(problem) else [("root", joined_ends(problem, embedding, head))]
     for name, elements in ends:
@@ -167,7 +168,9 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     )  # fmt: skip
 
 
-def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
+def gathered_bytes(
+    problem: Problem, part: EstimatedProgram, key: np.ndarray, quantised: bool, groups: Iterable[str]
+) -> np.ndarray:
     """Return the bytes of a layer's weights of some groups in an all-gather, [splits].
 
     quantised: whether its linears are, which are then gathered so if they are held so.

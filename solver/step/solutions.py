@@ -10,10 +10,11 @@ import numpy as np
 from predictor.kernels.dtypes import FAMILIES
 from profiler.errors import InputError
 from solver.spec.model_size import flops_per_token
+from solver.step.layer_table import LayerTable, PricedSplits, layer_table
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory
 from solver.step.peak_memory import peak_memory
-from solver.step.problem import LayerTable, Problem, layer_table
+from solver.step.problem import Problem
 from solver.step.terms import SplitTerms, split_terms
 from solver.step.time import StepTimes, step_times
 
@@ -34,6 +35,11 @@ class Solutions:
 
     def __len__(self) -> int:
         return len(self.layouts)
+
+    @property
+    def priced(self) -> PricedSplits:
+        """The splits of the layouts, beside their layers."""
+        return PricedSplits(self.problem, self.table, self.terms.key, self.layouts.splits)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -102,9 +108,10 @@ def estimate_layouts(
         table = layer_table(problem, keys)
     else:
         key = table.rows_of(layouts.splits)
-    terms = split_terms(problem, table, key, layouts.splits)
+    priced = PricedSplits(problem, table, key, layouts.splits)
+    terms = split_terms(priced)
     times = step_times(problem, terms, layouts)
-    memory = memory or peak_memory(problem, table, key, layouts)
+    memory = memory or peak_memory(priced, layouts)
     for name, values in (("step times", times.seconds), ("memory", memory.device)):
         if not ((values > 0) & (values < np.inf)).all():  # no comparison with nan holds
             raise InputError(

@@ -15,10 +15,10 @@ from solver.spec.recipes import HALF
 from solver.step.activations import Activations
 from solver.step.autocast import Casts, cast_weights, casts_of
 from solver.step.deferred_head import deferred_share, projection_operands
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Layouts
 from solver.step.memory import BOUND_GAPS, BOUND_SHARE, MEMORY_PARTS
 from solver.step.parameter_groups import elements_of, shard_ranks, share_of_first_layer
-from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds
 from solver.step.stage_seconds import end_recomputed
 from solver.step.states import StateBytes, absent_gradients, embedding_gradient, gather_buffers, stage_state
@@ -55,18 +55,20 @@ class Sizes(NamedTuple):
 class StageMemory:
     """What a stage of every layout holds at its peak; what all stages share is computed once.
 
-    key: index of each split's layer in ``table``, shape [splits].
+    priced: the splits of ``layouts``.
     """
 
-    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts, stages: StageKinds) -> None:
-        self._problem, self._table, self._key, self._layouts, self._stages = problem, table, key, layouts, stages
+    def __init__(self, priced: PricedSplits, layouts: Layouts, stages: StageKinds) -> None:
+        self._priced, self._layouts, self._stages = priced, layouts, stages
+        problem, table, key = priced.problem, priced.table, priced.key
+        self._problem, self._key = problem, key
         first, self._pipeline = layouts.pipelines
         self._pipelines = layouts.at(first)
         splits = layouts.splits
         self._cell = layouts.zero * len(splits) + layouts.row  # of arrays [4 ZeRO stages, splits] that are flattened
-        self._buffers = gather_buffers(problem, table, key, splits).reshape(2, -1).take(self._cell, axis=1)
+        self._buffers = gather_buffers(priced).reshape(2, -1).take(self._cell, axis=1)
         self._shares = shard_ranks(problem, splits)
-        self._activations = Activations(problem, table, key, self._pipelines, stages)
+        self._activations = Activations(priced, self._pipelines, stages)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
         if stay := problem.framework.memory.gathered_activation_buffers:
             self._workspaces = self._workspaces + stay * (splits.mode == TpMode.MSP) * self._gathered
@@ -160,12 +162,12 @@ class StageMemory:
         if problem.framework.memory.half_gradients_at_end:
             backward = backward + self._half_gradients(stage, activations / np.maximum(flight, 1.0)[row], freed)
         zero_stages = self._layouts.zero_stages
-        state = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zero_stages)
+        state = stage_state(self._priced, self._shares, stages, stage, zero_stages)
         absent = absent_gradients(problem, splits, state.gradients)
         late = absent
         if absent.any():
-            late = absent * share_of_first_layer(problem, self._table, self._key, stages, stage, self._shares)
-        casts = casts_of(cast_weights(problem, self._table, self._key, stages, stage), flight, layers, self._layouts)
+            late = absent * share_of_first_layer(self._priced, stages, stage, self._shares)
+        casts = casts_of(cast_weights(self._priced, stages, stage), flight, layers, self._layouts)
         return _StageBytes(state, absent, late, freed, casts, activations, kept, loss, backward)
 
     def _micro_batches_in_flight(self, stage: int, layers: np.ndarray) -> np.ndarray:
@@ -185,7 +187,7 @@ class StageMemory:
 
         has_head: whether the stage has the head, [pipelines]. The loss's memory is freed before the last layer's backward pass.
         """
-        problem, splits, row, table = self._problem, self._layouts.splits, self._pipelines.row, self._table.head
+        problem, splits, row, table = self._problem, self._layouts.splits, self._pipelines.row, self._priced.table.head
         schedule, m, of_row = splits.schedule, splits.num_micro_batches, self._key[self._pipelines.row]
         dropped = np.where(end_recomputed(problem, self._pipelines), self._pipelines.recompute, 0)
         logits, transient = table.saved[dropped, of_row], table.transient[of_row]
@@ -208,8 +210,8 @@ class StageMemory:
 
         of_micro_batch: activations of one micro batch [pipelines]. freed: their share that is no longer there [splits].
         """
-        problem, row = self._problem, self._pipelines.row
-        of_groups = (elements_of(problem, self._table, self._key, self._stages, stage, name) for name in self._shares)
+        row = self._pipelines.row
+        of_groups = (elements_of(self._priced, self._stages, stage, name) for name in self._shares)
         trained = sum(of_groups, np.zeros(len(self._key)))
         held: np.ndarray = np.maximum(HALF * trained[row] - freed[row] * of_micro_batch, 0.0)
         return held
@@ -230,7 +232,7 @@ class StageMemory:
 
     @cached_property
     def _embedding_gradient(self) -> np.ndarray:
-        return embedding_gradient(self._problem, self._table, self._key, self._layouts.splits)
+        return embedding_gradient(self._priced)
 
     @cached_property
     def _gathered(self) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from solver.layers.program import EXPERTS, LINEARS, OTHERS, VOCABULARY
 from solver.spec.choices import TpMode
 from solver.spec.recipes import FP32, HALF
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Splits
 from solver.step.muon import momentum_saved, more_than_even
 from solver.step.offload import gradients_here, states_on_host
@@ -22,7 +23,7 @@ from solver.step.parameter_groups import (
     shares_vocabulary,
     trained_elements,
 )
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import Problem
 from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds
 
@@ -42,7 +43,7 @@ class StateBytes(NamedTuple):
 
 
 def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], splits: Splits,
+    priced: PricedSplits, shares: Mapping[str, np.ndarray],
     stages: StageKinds, stage: int, zero_stages: Iterable[int] = range(4),
 ) -> StateBytes:  # fmt: skip
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds.
@@ -56,24 +57,25 @@ def stage_state(
     everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards
     those that it gathers.
     """
+    problem, key, splits = priced.problem, priced.key, priced.splits
     weights, gradients, optimizer = np.zeros((3, 4, len(key)))
     update = np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    gradients += _gradient_buffers(problem, table, key, stages, stage)
+    gradients += _gradient_buffers(priced, stages, stage)
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
     late = (splits.num_micro_batches > 1) & problem.defers_sync
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
     shared = shares_vocabulary(problem, splits)
-    groups = {name: elements_of(problem, table, key, stages, stage, name) for name in shares}
+    groups = {name: elements_of(priced, stages, stage, name) for name in shares}
     for name, updated in partitions(problem, splits, groups, shares).items():
         elements = groups[name]
-        more = more_than_even(problem, table, key, name, shares[name], stages, stage)
+        more = more_than_even(priced, name, shares[name], stages, stage)
         partitioned = np.minimum(elements, updated + more)
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
             weights[:3] += problem.element_bytes.activation * elements
             weights[3] += problem.element_bytes.activation * partitioned
             continue
         trained += elements
-        weights += _weight_copies(problem, table, key, stages, stage, name, shares[name])
+        weights += _weight_copies(priced, stages, stage, name, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zero_stages:
             # experts that nothing shards accumulate in the parameters' type
@@ -101,15 +103,13 @@ def _largest_tensor(problem: Problem, splits: Splits, has_table: np.ndarray | bo
     return model.hidden_size * np.maximum(mlp, model.vocab_size * np.asarray(has_table)) / splits.tp
 
 
-def _weight_copies(
-    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str, share: np.ndarray
-) -> np.ndarray:
+def _weight_copies(priced: PricedSplits, stages: StageKinds, stage: int, name: str, share: np.ndarray) -> np.ndarray:
     """Return the bytes of quantised copies of a group's weights, [4 ZeRO stages, splits]."""
-    out, kept = np.zeros((4, len(key))), problem.weight_recipe
+    out, kept = np.zeros((4, len(priced.key))), priced.problem.weight_recipe
     if kept is not None and name != OTHERS:
-        quantised = quantised_elements(problem, table, key, stages, stage, name)
+        quantised = quantised_elements(priced, stages, stage, name)
         out[:3] += kept.held * quantised
-        if kept.sharded and problem.framework.memory.keeps_shards:
+        if kept.sharded and priced.problem.framework.memory.keeps_shards:
             out[3] += (kept.sharded - HALF) * quantised / share
     return out
 
@@ -186,10 +186,11 @@ def _gradient_copies(zero: int, elements: np.ndarray, updated: np.ndarray, at_on
 
 
 def _gradient_buffers(
-    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int
+    priced: PricedSplits, stages: StageKinds, stage: int
 ) -> np.ndarray:  # fmt: skip
     """Return the bytes of dummy gradients of a stage, [splits]: of one linear of each shape that its layers have, and of the
     head."""
+    problem, table, key = priced.problem, priced.table, priced.key
     has_head, predicts = stages.has_head[stage], problem.model.num_nextn_predict_layers > 0
     shapes: dict[str, np.ndarray] = {}
     for kind, part in enumerate(table.layers):
@@ -202,11 +203,12 @@ def _gradient_buffers(
     return HALF * of_all * (problem.framework.memory.dummy_gradients and accumulates)
 
 
-def embedding_gradient(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
+def embedding_gradient(priced: PricedSplits) -> np.ndarray:
     """Return the bytes that the allocator needs in one piece at the end of each micro batch's backward pass on the first of
     several stages, [splits]: the gradient of the whole table, which autograd makes anew and adds, and its cast where the
     framework makes one. They are below the peak, but no gap that smaller tensors left holds them.
     """
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     sizes, casts = problem.element_bytes, problem.framework.data_parallel.accumulation_casts
     cast = FP32 * (casts and sizes.gradient > sizes.weight)
     largest = max(HALF, cast) if sizes.activation == HALF else FP32
@@ -219,10 +221,11 @@ def kept_halves(problem: Problem) -> float:
 
 
 def _sharded_layers(
-    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits
+    priced: PricedSplits
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return the bytes of weights that are gathered of a layer of each kind, and its parameters whose gradients are reduced,
     [kinds, splits] each: without the experts where their ranks hold no copies, so that nothing shards them."""
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     ranks, wrapped = shard_ranks(problem, splits), problem.framework.data_parallel.wraps_lone_experts
     alone = (ranks[EXPERTS] == 1) if EXPERTS in ranks and not wrapped else np.zeros(len(splits), dtype=bool)
     gathered, trained = [], []
@@ -249,7 +252,7 @@ def _queued(problem: Problem, gathered: np.ndarray, trained: np.ndarray) -> np.n
     return ahead + problem.element_bytes.gradient * np.minimum(unit + np.max(trained, axis=0), stage)
 
 
-def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
+def gather_buffers(priced: PricedSplits) -> np.ndarray:
     """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
     backward pass runs.
 
@@ -261,10 +264,11 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     reduces of the layer after it, and frees a head that is a unit of its own after its backward pass (_fsdp_param_group.py,
     post_backward; _fsdp_collectives.py, foreach_reduce). The largest kind of layer decides.
     """
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    gathered, trained = _sharded_layers(problem, table, key, splits)
+    gathered, trained = _sharded_layers(priced)
     made = sizes.activation * trained * problem.framework.memory.copies_gradients
     queued = problem.framework.uses_megatron_fsdp
     fsdp = _queued(problem, gathered, trained) if queued else np.max(2 * gathered + sizes.gradient * trained + made, axis=0)

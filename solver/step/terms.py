@@ -13,6 +13,7 @@ from solver.step.data_parallel_ops import synchronisation_ops
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
 from solver.step.host import restart_seconds
+from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Splits
 from solver.step.message_counts import linears_of_stage, list_seconds
 from solver.step.muon import muon_ops
@@ -20,7 +21,7 @@ from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
 from solver.step.pipeline_ops import send_recv_ops, tied_embedding_op
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.stage_kinds import StageKinds
@@ -77,15 +78,14 @@ def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, s.v_shaped * 1, *s.stage_columns))
 
 
-def estimate_synchronisation(
-    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits, groups: Mapping[str, ParameterGroup]
-) -> OpEstimates:
+def estimate_synchronisation(priced: PricedSplits, groups: Mapping[str, ParameterGroup]) -> OpEstimates:
     """Return the estimated once-per-step ops of ``splits``; shape [ops, splits]. groups: their parameters."""
+    problem, splits = priced.problem, priced.splits
     ops = [
         *synchronisation_ops(problem, groups, splits),
-        *sharded_weight_ops(problem, table, key, groups, splits),
-        tied_embedding_op(problem, table, key, splits),
-        *muon_ops(problem, table, key, splits),
+        *sharded_weight_ops(priced, groups),
+        tied_embedding_op(priced),
+        *muon_ops(priced),
     ]
     estimates = estimate_ops(ops, len(splits), problem.cost)
     if not problem.checks_collectives:
@@ -115,11 +115,13 @@ def overlapping_sends(problem: Problem, splits: Splits) -> np.ndarray:
     return (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.v_shaped
 
 
-def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
-    """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
+def split_terms(priced: PricedSplits) -> SplitTerms:
+    """Look up the estimated layers of splits and estimate their messages."""
+    problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     first, group = synchronisation_groups(splits)
-    groups = parameter_groups(problem, table, key[first], splits.take(first))
-    sync = estimate_synchronisation(problem, table, key[first], splits.take(first), groups)
+    some = priced.take(first)
+    groups = parameter_groups(some)
+    sync = estimate_synchronisation(some, groups)
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     layers, embedding, head = [part.times for part in table.layers], table.embedding.times, table.head.times

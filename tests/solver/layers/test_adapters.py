@@ -85,8 +85,8 @@ def test_embedding_and_head_are_frozen() -> None:
 def test_only_adapters_are_reduced_and_updated() -> None:
     problem = make_problem(TINY, 8, toy_cost(), 256, lora_rank=4, **RUN)
     found = estimated(problem, [problem.layout(zero=0, num_micro_batches=1)])
-    splits, key = found.layouts.splits, found.terms.key
-    ops = synchronisation_ops(problem, parameter_groups(problem, found.table, key, splits), splits)
+    splits = found.layouts.splits
+    ops = synchronisation_ops(problem, parameter_groups(found.priced), splits)
     reduced = sum(float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.name == "gradients.all_reduce")
     assert reduced == 2 * 4096 * 2  # 16-bit gradients of two layers
 

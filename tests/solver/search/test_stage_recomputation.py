@@ -19,9 +19,10 @@ from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
 from solver.spec.rules.sizes import check_sizes
 from solver.spec.strategy import Strategy
+from solver.step.layer_table import LayerTable
 from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(num_hidden_layers=16)

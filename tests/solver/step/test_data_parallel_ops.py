@@ -42,7 +42,7 @@ def _tables_of_gathers(framework: str, ranks: int, pp: int = 1) -> list[dict[str
     problem = make_problem(TINY, ranks * pp, toy_cost(), 32, framework=framework)
     run = problem.layout(dp=ranks, pp=pp, zero=1, zero_shard_size=ranks)
     layouts, found = Layouts.of([run]), estimated(problem, [run])
-    ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, layouts.splits), layouts.splits)
+    ops = synchronisation_ops(problem, parameter_groups(found.priced), layouts.splits)
     gathers = [op for op in ops if op.name == "parameters.all_gather"]
     return [{"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
             for op in gathers]  # fmt: skip
@@ -76,7 +76,7 @@ def test_messages_of_fsdp_are_of_its_units() -> None:
         problem = make_problem(large, 8, toy_cost(), 32, framework=framework)
         found = estimated(problem, [problem.layout(zero=zero, zero_shard_size=8)])
         splits = found.layouts.splits
-        ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, splits), splits)
+        ops = synchronisation_ops(problem, parameter_groups(found.priced), splits)
         names = {"gradients.reduce_scatter", "parameters.all_gather"}
         sent = [op for op in ops if op.name in names and op.stream == "dp" and op.kind in ("reduce_scatter", "all_gather")]
         return {name: [float(np.ravel(op.count)[0]) for op in sent if op.name == name] for name in names}
@@ -145,7 +145,7 @@ def test_the_two_tables_that_all_ranks_share_are_broadcast_by_two_of_them() -> N
     problem = make_problem(TINY, 8, toy_cost(), 32, framework="internevo-2024")
     layout = problem.layout(tp_mode="isp", wp=8, zero=1, zero_shard_size=1)
     found = estimated(problem, [layout])
-    groups = parameter_groups(problem, found.table, found.terms.key, found.layouts.splits)
+    groups = parameter_groups(found.priced)
     ops = synchronisation_ops(problem, groups, found.layouts.splits)
     sent = [op for op in ops if op.name == "parameters.all_gather" and np.all(op.count > 0)]
     others = PARAMETERS - 2 * 36_864

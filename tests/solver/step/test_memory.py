@@ -314,8 +314,8 @@ def test_megatron_fsdp_keeps_what_its_communication_unit_holds() -> None:
     # TINY is smaller than a billion parameters: all of its layers are gathered, embedding and head stay, and whole gradients
     # of all layers wait to be reduced; 2 bytes each
     problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="megatron-bridge", grad_dtype="bf16")
-    key, splits = np.array([0]), estimated(problem, [problem.layout(zero=3, zero_shard_size=8)])
-    at_loss, in_layer = gather_buffers(problem, splits.table, key, splits.layouts.splits)[:, 3, 0]
+    splits = estimated(problem, [problem.layout(zero=3, zero_shard_size=8)])
+    at_loss, in_layer = gather_buffers(splits.priced)[:, 3, 0]
     layers = TINY.num_hidden_layers * splits.table.layers[0].parameters[0]
     ends = splits.table.embedding.parameters[0] + splits.table.head.parameters[0]
     assert (at_loss, in_layer) == (2 * ends, 2 * (ends + layers) + 2 * layers)
@@ -336,7 +336,7 @@ def test_gathered_weights_and_gradients_of_fsdp2_and_deepspeed_by_hand() -> None
     def buffers(framework: str) -> np.ndarray:
         problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=framework, grad_dtype="fp32")
         found = estimated(problem, [problem.layout(zero=3, zero_shard_size=8)])
-        return gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 2:, 0]
+        return gather_buffers(found.priced)[:, 2:, 0]
 
     head, ends = 256 * 64 + 64, 2 * 256 * 64 + 64
     # two layers gathered, gradients of one in 16 bits and of the other in the fp32 buffer that is reduced; torchtitan's head is
@@ -362,7 +362,7 @@ def test_a_tensor_larger_than_what_deepspeed_holds_is_gathered_all_the_same(h100
     # 1e9 parameters at a time, but the head's 128,256 x 16,384 in one piece
     problem = make_problem(model_of("llama3_405b"), 256, h100_model, framework="transformers-deepspeed")
     found = estimated(problem, [problem.layout(zero=3, zero_shard_size=256, dp=256)])
-    held = gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[:, 3, 0]
+    held = gather_buffers(found.priced)[:, 3, 0]
     assert held.tolist() == [2 * 128_256 * 16_384] * 2
 
 
@@ -370,7 +370,7 @@ def test_torchtitan_wraps_experts_that_no_other_rank_holds(h100_model: CostModel
     def buffers(framework: str, ep: int) -> float:
         problem = make_problem(model_of("qwen3_30b_a3b"), 8, h100_model, framework=framework, grad_dtype="fp32")
         found = estimated(problem, [problem.layout(zero=3, zero_shard_size=8, ep=ep)])
-        return float(gather_buffers(problem, found.table, np.array([0]), found.layouts.splits)[1, 3, 0])
+        return float(gather_buffers(found.priced)[1, 3, 0])
 
     # 128 experts of three matrices of 2048 x 768 a layer: two layers' gathered, gradients of one as made and as reduced
     experts = 128 * 3 * 2048 * 768
@@ -524,9 +524,7 @@ def test_experts_that_nothing_shards_are_not_gathered_and_keep_their_own_gradien
     ends = 2 * 256 * 64 + 64
     assert parts(alone)["gradients"] == 4 * (2 * dense + ends) + 2 * 2 * expert
     assert parts(pairs)["gradients"] == 4 * (2 * dense + ends) + 4 * 2 * 2 * expert
-    in_layer = [
-        gather_buffers(found.problem, found.table, found.terms.key, found.layouts.splits)[1, 3, 0] for found in (alone, pairs)
-    ]
+    in_layer = [gather_buffers(found.priced)[1, 3, 0] for found in (alone, pairs)]
     assert in_layer == [(2 * 2 + 2 + 4) * dense, (2 * 2 + 2 + 4) * (dense + 2 * expert)]
 
 
@@ -557,7 +555,7 @@ def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, gro
     problem = make_problem(MODEL, 64, h100_model, framework=framework, recompute_group=group)
     layouts = some_layouts(problem, 512, 1500, seed=3)
     found = estimate_layouts(problem, layouts)
-    least = least_memory(problem, found.table, found.terms.key, layouts)
+    least = least_memory(found.priced, layouts)
     assert (least <= found.memory.device * (1 + 1e-12)).all()
     assert np.median(least / found.memory.device) > 0.5, "a bound that prunes something"
 
@@ -569,7 +567,7 @@ def test_the_bound_holds_where_gradients_come_as_activations_go(framework: str) 
     layouts = layouts.take(np.flatnonzero(layouts.splits.num_micro_batches[layouts.row] == 1))
     found = estimate_layouts(problem, layouts)
     assert len(layouts) >= 20
-    assert (least_memory(problem, found.table, found.terms.key, layouts) <= found.memory.device * (1 + 1e-12)).all()
+    assert (least_memory(found.priced, layouts) <= found.memory.device * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize(("schedule", "waiting"), [("1f1b", 0), ("zb-h1", 3), ("zb-1p", 3), ("zb-2p", 5)])

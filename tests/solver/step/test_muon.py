@@ -160,7 +160,7 @@ def test_the_layer_of_multi_token_prediction_has_the_same_matrices() -> None:
         one = make_problem(model, 1, toy_cost(), 512, framework="megatron-core", optimizer="muon", overlap_grad_reduce=False,
                            overlap_param_gather=False)  # fmt: skip
         found = estimate_layouts(one, Layouts.of([one.layout()]))
-        ops = muon_ops(one, found.table, found.terms.key, found.layouts.splits)
+        ops = muon_ops(found.priced)
         return sum(
             float((2.0 * op.dims["m"] * op.dims["n"] * op.dims["k"] * op.count)[0])
             for op in ops
