@@ -339,9 +339,10 @@ def test_a_model_that_fits_nowhere_states_how_much_it_needs() -> None:
 
 
 def test_a_large_world_is_quick(h100_model: CostModel) -> None:
+    begin = process_time()  # of this process alone, however busy the machine is
     result = search(make_problem(MODEL, 128, h100_model), 1024)
     assert result.layouts_estimated > 80_000
-    assert result.layouts_per_second > 50_000  # a fifth of the rate on one core of the build machine
+    assert result.layouts_estimated / (process_time() - begin) > 50_000  # a fifth of the rate on one core of the build machine
 
 
 def test_schedules_are_an_axis_where_the_framework_has_several() -> None:
