@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from time import process_time
 from typing import Any
 
 import numpy as np
