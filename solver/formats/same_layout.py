@@ -19,7 +19,7 @@ from solver.spec.idle import IN_ONE_RANK, idle_settings
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layout_text
-from solver.spec.strategy import CONSTANTS, Strategy
+from solver.spec.strategy import CONSTANTS, Strategy, filled
 
 #: Axes that divide a pipeline.
 _PIPELINE = (
@@ -77,9 +77,7 @@ def stated_strategy(layout: Mapping[str, Any], world_size: int) -> Strategy:
     Raises InputError where the sizes do not multiply to the ranks.
     """
     framework = framework_of(str(layout["framework"]))
-    values = {"world_size": world_size, **framework.flags, **framework.best_practice, **layout}
-    if "dp" not in values:
-        values["dp"] = values["world_size"] // (values.get("tp", 1) * values.get("cp", 1) * values.get("pp", 1))
+    values = filled({"world_size": world_size, **framework.flags, **framework.best_practice, **layout})
     shard = values.get("zero_shard_size", -1)
     whole = Strategy(**{**values, "zero_shard_size": max(shard, 1)})
     return whole.replace(zero_shard_size=whole.replicas) if shard < 1 and whole.zero else whole

@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class StageMemory:
+class StageTimeline:
     """A stage's memory: what stays (bytes by part), and the blocks that come and go."""
 
     stage: int
@@ -79,7 +79,7 @@ class StageMemory:
         return ", ".join([*words, *running[:1]])
 
 
-def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageMemory]]:
+def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageTimeline]]:
     """Return the step of the first layout and the memory of every stage. Raises InputError for a step of too many passes."""
     step = step_timeline(solutions, 0)
     parts, update = memory_of_passes(solutions, 0)
@@ -95,7 +95,7 @@ def memory_through_step(solutions: Solutions) -> tuple[StepTimeline, list[StageM
         blocks = [*_blocks(step, stage, activations, what, buffers)]
         if update[stage]:
             blocks.append(Block("the optimizer's step", *optimizer, float(update[stage])))
-        stages.append(StageMemory(stage, staying, tuple(blocks)))
+        stages.append(StageTimeline(stage, staying, tuple(blocks)))
     return step, stages
 
 
@@ -126,14 +126,14 @@ def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffe
             yield Block(f"{what} of {name} ({WORDS[str(line.kind[i])]})", start, end, buffers)
 
 
-def peak_words(stages: list[StageMemory]) -> str:
+def peak_words(stages: list[StageTimeline]) -> str:
     """Return which stage allocates most, when, and what it holds then."""
     fullest = max(stages, key=lambda stage: stage.peak[1])
     time, level = fullest.peak
     return f"{fullest.name} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
 
 
-def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
+def snapshot(step: StepTimeline, stages: list[StageTimeline]) -> dict[str, Any]:
     """Return the step as torch.cuda.memory._snapshot() would record it, a device for each stage.
 
     Source of the format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py of torch 2.13: device_traces hold

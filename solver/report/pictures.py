@@ -11,7 +11,7 @@ from profiler.files import replacing
 from profiler.units import GIB
 from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.memory_timeline import StageMemory
+from solver.report.memory_timeline import StageTimeline
 from solver.report.timeline import StepTimeline
 from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult
@@ -82,7 +82,7 @@ def stages_figure(solutions: Solutions) -> Figure:
     return figure
 
 
-def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: float) -> Figure:
+def memory_figure(step: StepTimeline, stages: Sequence[StageTimeline], limit: float) -> Figure:
     """Draw the allocated memory of every stage through a step, each with its peak; ``limit``: bytes of a GPU."""
     from matplotlib import colormaps
 

@@ -13,7 +13,7 @@ from solver.search.search import SearchResult
 from solver.spec.feasibility import check_layout
 from solver.spec.model_attention import attention_of
 from solver.spec.rules.experts import suggested_dispatchers
-from solver.spec.rules.runs import modules_of
+from solver.spec.rules.recomputation import modules_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem

@@ -34,9 +34,10 @@ from solver.spec.rules.experts import (
     overlap_runs,
 )
 from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, zero_broken
+from solver.spec.rules.recomputation import recompute_broken
 from solver.spec.rules.runs import check_run
 from solver.spec.rules.schedules import split_backward_broken
-from solver.spec.rules.states import copies_run, expert_shards_run, isp_runs, recompute_broken, shards_run, zero_runs
+from solver.spec.rules.states import copies_run, expert_shards_run, isp_runs, shards_run, zero_runs
 from solver.spec.strategy import expert_replicas, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem

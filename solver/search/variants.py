@@ -13,7 +13,9 @@ from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.rules.fp8_attention import fp8_attention_broken
-from solver.spec.rules.runs import check_run, modules_of, offload_broken
+from solver.spec.rules.offload import offload_broken
+from solver.spec.rules.recomputation import modules_of
+from solver.spec.rules.runs import check_run
 from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 from solver.step.memory import FITS

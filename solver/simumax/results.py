@@ -13,7 +13,7 @@ from typing import Any
 from solver.formats.simumax.configs import StrategyConfig
 from solver.report.explain import explain
 from solver.simumax.pricing import Priced
-from solver.simumax.stages import StageMemory, breakdown, stage_memory
+from solver.simumax.stages import StageBytes, breakdown, stage_memory
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import expert_parameters, flops_per_token, parameters
@@ -150,7 +150,7 @@ def _chunk(stage: Mapping[str, float], m: int) -> dict[str, float]:
     }
 
 
-def _stage_result(stage: StageMemory, priced: Priced, number: int) -> dict[str, Any]:
+def _stage_result(stage: StageBytes, priced: Priced, number: int) -> dict[str, Any]:
     strategy, parts = priced.strategy, stage.parts
     factor = strategy.mem_factor if strategy.stated.get("mem_factor") else stage.allocated / stage.reserved
     cached = max(stage.in_flight - 1.0, 0.0)

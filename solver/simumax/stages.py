@@ -29,7 +29,7 @@ _TIMES = {
 
 
 @dataclass(frozen=True)
-class StageMemory:
+class StageBytes:
     """Bytes of one stage at its peak. dense, experts: weights, gradients and optimizer states, [3]. dummy: gradients that
     Transformer Engine keeps beside them. cache: activations of one micro batch. in_flight: micro batches whose activations are
     kept. parts: by name, adding up to allocated."""
@@ -71,7 +71,7 @@ def _forward_seconds(solutions: Solutions, index: int) -> np.ndarray:
     return one.splits.num_micro_batches[0] * each
 
 
-def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
+def stage_memory(solutions: Solutions, index: int) -> list[StageBytes]:
     """Return the memory of every stage."""
     problem, table = solutions.problem, solutions.table
     one = solutions.layouts.one(index)
@@ -92,7 +92,7 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
         beside = state(set())
         parts = dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True))
         cache = float(recomputed[stage] @ kept + (stages.counts[stage, :, 0] - recomputed[stage]) @ whole)
-        found.append(StageMemory(
+        found.append(StageBytes(
             dense=state(set(shares) - {EXPERTS}) - beside,
             experts=state({EXPERTS}) - beside,
             dummy=float(beside.sum()),

@@ -27,25 +27,17 @@ from solver.spec.rules.adapters import adapter_rules
 from solver.spec.rules.context import context_exchange_broken, heads_divide_by_cp, heads_of_rank
 from solver.spec.rules.deferral import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.rules.experts import expert_rules, mode_broken
+from solver.spec.rules.graphs import graph_rules, graphs_offered
+from solver.spec.rules.kernels import attention_rules, loss_rules, projection_rule
 from solver.spec.rules.linears import linear_rules
+from solver.spec.rules.offload import check_host, offload_rules
 from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, optimizer_rules, zero_broken
-from solver.spec.rules.runs import (
-    attention_rules,
-    check_host,
-    ends_rule,
-    gather_rule,
-    graph_rules,
-    graphs_offered,
-    groups_rule,
-    loss_rules,
-    module_rules,
-    offload_rules,
-    projection_rule,
-)
+from solver.spec.rules.quantised import ends_rule, gather_rule
+from solver.spec.rules.recomputation import LAYERS_ALONE, groups_rule, module_rules
 from solver.spec.rules.schedules import schedule_broken, schedule_rules
 from solver.spec.rules.sizes import assignment_broken, size_rules
 from solver.spec.rules.state_space import state_space_rules
-from solver.spec.rules.states import LAYERS_ALONE, state_rules, zero_runs
+from solver.spec.rules.states import state_rules, zero_runs
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]

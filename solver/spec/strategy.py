@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -118,6 +119,10 @@ AXES = tuple(field.name for field in fields(Strategy) if field.name not in CONST
 def layout_of(run: Run, **choices: Any) -> Strategy:
     """Return a layout of ``run`` with these axes (and other constants, where they state some); dp fills the world unless
     stated. Raises InputError for sizes that contradict each other."""
-    values = {**{name: getattr(run, name) for name in CONSTANTS}, **choices}
+    return Strategy(**filled({**{name: getattr(run, name) for name in CONSTANTS}, **choices}))
+
+
+def filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a layout with dp, which fills the world unless it is among them."""
     ranks = math.prod(int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
-    return Strategy(**{"dp": max(values["world_size"] // ranks, 1), **values})
+    return {"dp": max(values["world_size"] // ranks, 1), **values}

@@ -22,7 +22,8 @@ from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.rules.fp8_attention import fp8_attention_broken
-from solver.spec.rules.runs import check_host, graphs_left_out
+from solver.spec.rules.graphs import graphs_left_out
+from solver.spec.rules.offload import check_host
 from solver.spec.run import Run
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
 from solver.spec.strategy import Strategy, layout_of

@@ -8,6 +8,7 @@ import numpy as np
 
 from solver.spec.framework import Framework
 from solver.spec.precision import QUANTISED, keeps_remainders
+from solver.spec.rules.offload import offloads
 from solver.spec.run import Run
 
 
@@ -35,16 +36,6 @@ def muon_mode_broken(run: Run, tp_mode: str) -> str:
     """Return why the optimizer does not run with a tensor-parallel mode, or ""."""
     isp = run.optimizer == "muon" and tp_mode == "isp"
     return "optimizer muon is not modelled with weights that tp_mode isp shards" if isp else ""
-
-
-def offloads(s: Run) -> tuple[tuple[str, bool], ...]:
-    """Return (what, whether it is on the host), as in CanRun.offloads."""
-    return (
-        ("optimizer", s.optimizer_offload_fraction > 0),
-        ("gradients", s.offload_gradients),
-        ("activations", s.offload_layers > 0),
-        ("modules", bool(s.offload_modules)),
-    )
 
 
 def optimizer_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:

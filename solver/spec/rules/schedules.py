@@ -7,7 +7,7 @@ from solver.spec.choices import ONE_F_ONE_B, SPLIT_BACKWARD, V_SHAPED
 from solver.spec.division import tensor_overlap_runs
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.rules.runs import overlap_rules
+from solver.spec.rules.overlaps import overlap_rules
 from solver.spec.run import Run
 from solver.spec.strategy import Strategy
 

@@ -6,17 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import first_broken
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
-from solver.spec.recipes import delays_scales
+from solver.spec.rules.recomputation import partial_runs, recompute_broken
 from solver.spec.run import Run
 from solver.spec.strategy import Strategy
-
-#: Rules of Megatron-Core's transformer_config.py.
-LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs"
-#: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.
-_QUANTISED_MODULES = {"layernorm", "moe_act"}
 
 
 def shards_run(can_run: CanRun, shard: Any, cp: Any, replicas: Any) -> np.ndarray:
@@ -67,46 +61,6 @@ def zero_runs(can_run: CanRun, zero: int, pp: Any) -> np.ndarray:
 def isp_runs(zero: Any, is_isp: Any) -> np.ndarray:
     """Whether only one of ZeRO-3 and tp_mode isp shards the weights."""
     return (np.asarray(zero) < 3) | ~np.asarray(is_isp)
-
-
-def partial_runs(can_run: CanRun, layers: int) -> bool:
-    """Whether the framework recomputes ``layers`` of a stage's layers (-1: all)."""
-    return layers < 0 or bool(can_run.recompute_shares)
-
-
-def recompute_broken(framework: Framework, run: Run, level: str) -> str:
-    """Return what of a run does not go together with a level of recomputation, or ""."""
-    if level == "full" and run.cuda_graphs:
-        return "CUDA graphs exclude recompute full"
-    if level == "full" and run.offload_modules:
-        return "offload_modules leaves nothing to full recomputation; give none or selective"
-    if level != "none" and run.offload_layers:
-        return LAYERS_ALONE
-    return _modules_broken(framework, run) if level == "selective" else ""
-
-
-def _modules_broken(framework: Framework, run: Run) -> str:
-    """Return what of a run does not go together with the modules that it recomputes, or ""; rules of Megatron-Core's
-    transformer_config.py."""
-    modules = run.modules_recomputed
-    delayed = framework.kernels.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
-    quantised = sorted(_QUANTISED_MODULES & set(modules))
-    rules = (
-        (not run.lora_rank, "adapters (lora_rank) are not modelled with recompute selective"),
-        (not (delayed and quantised), f"recomputing {(*quantised, '')[0]} in fp8 needs another fp8_recipe than delayed"),
-        (
-            "core_attn" not in modules or "core_attn" not in run.modules_offloaded,
-            "core_attn is recomputed, so nothing of it is kept on the host; leave it out of offload_modules",
-        ),
-        ("moe_act" not in modules or run.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
-        ("moe_act" not in modules or not run.moe_fused_experts, "moe_fused_experts leaves no moe_act to recompute"),
-        (
-            "shared_experts" not in modules or not run.moe_shared_expert_overlap,
-            "shared_experts are not recomputed together with moe_shared_expert_overlap",
-        ),
-        ("moe" not in modules or "moe_router" not in run.modules_graphed, "CUDA graphs of moe_router exclude recomputing moe"),
-    )
-    return first_broken(rules)
 
 
 def state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:

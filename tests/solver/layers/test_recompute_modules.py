@@ -25,7 +25,7 @@ from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
-from solver.spec.rules.runs import modules_of
+from solver.spec.rules.recomputation import modules_of
 from solver.spec.strategy import Strategy
 from solver.step.memory import MEMORY_PARTS
 

@@ -14,7 +14,7 @@ from solver.spec.division import heads_divide, sequence_divides, tensor_parallel
 from solver.spec.feasibility import check_layout, check_world, stages_broken
 from solver.spec.frameworks import framework_of
 from solver.spec.rules.context import heads_divide_by_cp
-from solver.spec.rules.runs import compile_rule
+from solver.spec.rules.kernels import compile_rule
 from solver.spec.rules.states import zero_runs
 from solver.spec.strategy import Strategy
 

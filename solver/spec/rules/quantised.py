@@ -1,0 +1,26 @@
+"""Rules of quantised runs: which layers stay in 16 bits, and what is gathered narrow."""
+
+from __future__ import annotations
+
+from solver.spec.framework import Framework
+from solver.spec.precision import QUANTISED
+from solver.spec.recipes import delays_scales
+from solver.spec.run import Run
+
+
+def delays(framework: Framework, run: Run) -> bool:
+    """Whether a run's linears are scaled by the values of earlier steps, by Transformer Engine."""
+    return framework.kernels.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
+
+
+def ends_rule(framework: Framework, s: Run) -> tuple[bool, str]:
+    """Return (holds, what is broken) of layers that stay in bf16, which scales of earlier steps exclude (Megatron-Core's
+    transformer_config.py)."""
+    ends = s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16
+    return not (ends and delays(framework, s)), "layers that stay in bf16 need another fp8_recipe than delayed"
+
+
+def gather_rule(framework: Framework, s: Run) -> tuple[bool, str]:
+    """Return (holds, what is broken) of weights that are all-gathered in 8 bits."""
+    gathers = s.fp8_param_gather and s.precision in QUANTISED
+    return framework.memory.quantised_weights or not gathers, f"{framework.name} does not offer fp8_param_gather"
