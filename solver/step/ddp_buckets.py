@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from solver.spec.framework import Kernels
+from solver.spec.kernels import Kernels
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import HALF
 from solver.step.layouts import Splits

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from profiler.units import GIB
 from solver.spec.can_run import FUSED_CAPS, CanRun
-from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
+from solver.spec.framework import Framework
 from solver.spec.frameworks.megatron import OWN_LAYERS_LAUNCH
 from solver.spec.frameworks.pytorch import FSDP
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse, Recomputation
+from solver.spec.parallelism import DataParallel, Pipeline, TensorParallel
 
 MEGATRON_DEEPSPEED = Framework(
     name="megatron-deepspeed",

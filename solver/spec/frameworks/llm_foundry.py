@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, TensorParallel
+from solver.spec.framework import Framework
 from solver.spec.frameworks.pytorch import FSDP_ONLY
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse
+from solver.spec.parallelism import DataParallel, TensorParallel
 
 LLM_FOUNDRY_2023 = Framework(
     name="llm-foundry-2023",

@@ -7,7 +7,10 @@ remat_policy save_qkv_proj (dgxc-benchmarking maxtext/README_70b.md).
 from __future__ import annotations
 
 from solver.spec.can_run import UNFUSED_CAPS, CanRun
-from solver.spec.framework import Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.framework import Framework
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse, Recomputation
+from solver.spec.parallelism import TensorParallel
 
 MAXTEXT = Framework(
     name="maxtext",

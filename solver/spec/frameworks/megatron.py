@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
-from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
+from solver.spec.framework import ASSUMED_LAUNCH, Framework
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse
+from solver.spec.parallelism import DataParallel, Pipeline, TensorParallel
 from solver.spec.recipes import RECIPES
 
 #: Host time of an op of Megatron's own layers: Sailor's authors profiled Megatron-DeepSpeed's (sources in deepspeed.py), where

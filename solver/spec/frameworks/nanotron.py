@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
+from solver.spec.framework import Framework
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse
+from solver.spec.parallelism import DataParallel, Pipeline, TensorParallel
 
 NANOTRON = Framework(
     name="nanotron",

@@ -9,7 +9,10 @@ from dataclasses import replace
 
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.framework import Framework
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import MemoryUse, Recomputation
+from solver.spec.parallelism import DataParallel, TensorParallel
 
 #: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
 FSDP_STAGES = (0, 2, 3)

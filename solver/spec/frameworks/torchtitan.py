@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import (
-    ASSUMED_LAUNCH,
-    EXPANDABLE_GAPS,
-    DataParallel,
-    Framework,
-    Kernels,
-    MemoryUse,
-    Pipeline,
-    Recomputation,
-    TensorParallel,
-)
+from solver.spec.framework import ASSUMED_LAUNCH, Framework
 from solver.spec.frameworks.pytorch import CLIPPING, FSDP_STAGES
+from solver.spec.kernels import Kernels
+from solver.spec.memory_use import EXPANDABLE_GAPS, MemoryUse, Recomputation
+from solver.spec.parallelism import DataParallel, Pipeline, TensorParallel
 
 TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",
