@@ -7,6 +7,9 @@ algorithm:
 * ring: r (n - 1) steps, r (n - 1) / n S / E; r is 2 for all_reduce, else 1. N - 1 of n - 1 steps cross the network, the others
   take ``inside_step`` of its time (NCCL's tuning: 3.4 of 14 us). Each step waits for a chunk from the neighbour, so steps
   overlap with the transfer of other chunks: (latency^p + wire^p)^(1/p), where p is the ring's sharpness.
+* broadcast: the ring's chain, in which slices follow each other: its latency, the time in which one slice passes all NICs, and
+  the transfer add up. A slice is 512 KiB of a channel (NCCL_BUFFSIZE over NCCL_STEPS; BROADCAST_SLICESTEPS is 1), and a channel
+  has a NIC, of 200 Gbit/s or, where a GPU has more, of that (assumed).
 * tree (all_reduce): 2 log2 N network hops and 2 S / E, since every inner node of the tree sends the buffer up once and down
   twice, half of it in each of two trees. Two nodes exchange directly: ``two_node_share`` S / E.
 * ring and tree in the low-latency protocol, whose shorter steps send flags with the data at a fraction of the rate.
@@ -26,6 +29,9 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError, closest
+
+BROADCAST_SLICE = 512 * 1024.0  #: bytes of each channel
+NIC = 25e9  #: bytes/s
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,16 @@ def _ring(op: str, at: Groups, physics: NetworkParameters) -> np.ndarray:
     wire = share * at.size / at.egress(physics)
     quick = physics.start + hops * physics.ring_step_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
     latency, bulk = physics.start + physics.simple_start + hops * physics.ring_step, np.maximum(wire, at.inside_ring)
-    # the last rank of a broadcast's chain receives nothing before a slice has passed all others
-    return np.minimum(quick, latency + bulk if op == "broadcast" else join(latency, bulk, physics.ring_sharpness))
+    if op == "broadcast":
+        return np.minimum(quick, latency + _fill(at, crossing, physics) + bulk)
+    return np.minimum(quick, join(latency, bulk, physics.ring_sharpness))
+
+
+def _fill(at: Groups, crossing: np.ndarray, physics: NetworkParameters) -> np.ndarray:
+    """Seconds until the first slice of a channel has passed the NICs of a broadcast's chain before the last one: the last rank
+    receives nothing before. ``crossing`` links are between nodes; those inside a node are quick beside them."""
+    nic = np.maximum(at.bandwidth, NIC) * physics.link_efficiency
+    return (crossing - 1.0) * np.minimum(BROADCAST_SLICE, at.size) / nic
 
 
 def _tree(at: Groups, physics: NetworkParameters) -> np.ndarray:

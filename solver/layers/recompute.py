@@ -84,6 +84,9 @@ def discarded(shapes: Shapes, module: str) -> Discarded:
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = (DOWN_LINEAR, f"{DOWN_LINEAR}.reduce_scatter", f"{DOWN_LINEAR}.all_reduce", "residual2")
 _PROJECTED = ("layer_input", "qkv", "qkv_exchanged")
+#: Inputs of attention, MLP and their norms, each of which is a checkpoint of its own; where the layer is compiled the norms are
+#: none, and of the two norms' outputs as much as one is kept (counted in torch on a layer of Llama).
+_INPUTS_OF_MODULES, _COMPILED_INPUTS = ("norm1_output", "residual1", "norm2_output"), ("residual1", "norm2_output")
 #: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
 _KEPT = ("layer_input", CONTEXT, "log_sum_exp")
 
@@ -119,6 +122,9 @@ def _after_last_saved(shapes: Shapes) -> set[str]:
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
     """Return the ``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
     saved = [_kept_by_modules(shapes, tensor) for tensor in saved]
+    if shapes.framework.recomputation.full_by_module and not shapes.kind.experts:
+        inputs = _COMPILED_INPUTS if shapes.run.compile else _INPUTS_OF_MODULES
+        saved = [replace(tensor, dropped_by=()) if tensor.name in inputs else tensor for tensor in saved]
     if shapes.framework.recomputation.selective_keeps_qkv:
         return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _PROJECTED))
                 for tensor in saved]  # fmt: skip

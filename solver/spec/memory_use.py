@@ -12,6 +12,7 @@ class Recomputation:
     """What activation recomputation runs again."""
 
     includes_head: bool = False  #: full recomputation runs the final norm and the head again too
+    full_by_module: bool = False  #: what it calls full recomputation recomputes attention, MLP and norms each on its own
     selective_is_full: bool = False  #: what the framework calls selective recomputation recomputes whole layers
     #: Recomputation of a layer ends with the last tensor that backward needs, so the down projection does not run again.
     stops_early: bool = False
@@ -90,6 +91,7 @@ class MemoryUse:
     drops_logits: bool = False  #: unfused loss: nothing but autograd holds the logits, which are gone before its backward pass
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
+    frees_half_gradients: bool = False  #: so it does with 16-bit ones of ZeRO-1 and 2 (DeepSpeed)
     bucket_views: bool = False  #: gradients that replicas sum are views of DDP's buckets, which stay
     held_gradient_bytes: int = 0  #: of a gradient that FSDP has reduced; 0: as it is reduced
     #: A 16-bit buffer stays for each distinct shape of a layer's linears and of the vocabulary's projection: Transformer Engine

@@ -28,7 +28,9 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     ops: list[Op] = []
     whole = np.sum([group.elements for group in groups.values()], axis=0)
     for name, group in groups.items():
-        if problem.is_frozen(name):
+        sync = problem.framework.data_parallel
+        if problem.is_frozen(name):  # FSDP gathers them all the same
+            ops += _gather_ops(problem, name, group, shards[name], units(problem, splits, name)) if sync.shards_units else []
             continue
         shared = shares_vocabulary(problem, splits) & (name == OTHERS)
         tensors = np.where(shared, 2, np.ceil(tensors_of_stage(problem, splits)))
@@ -74,18 +76,26 @@ def _exchange_ops(
     problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, messages: _Messages
 ) -> list[Op]:  # fmt: skip
     """Return the messages of a group's gradients and parameters, and the copies between these and their buffers."""
-    sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
-    grad = sizes.gradient
+    sync, grad = problem.framework.data_parallel, problem.element_bytes.gradient
     reduced = group.elements * (sync.communicated_gradient_bytes or grad)
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
-    narrower = sizes.weight - kept.gathered if kept is not None and kept.gathered else 0.0
-    gathered = group.elements * sizes.weight - group.quantised * narrower
     return [
         *group_ops(problem, "gradients", reduced, group, shard, messages.whole, messages.sharded),
         *copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group),
         *copy_ops("gradients.reduce_scatter", group.elements * scattered, group),
-        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages.parameters, problem),
+        *_gather_ops(problem, name, group, shard, messages.parameters),
+    ]
+
+
+def _gather_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, messages: np.ndarray) -> list[Op]:
+    """Return the messages of a group's parameters, and the copies around them; under FSDP each rank casts its shard before."""
+    sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
+    narrower = sizes.weight - kept.gathered if kept is not None and kept.gathered else 0.0
+    gathered, owned = group.elements * sizes.weight - group.quantised * narrower, group.elements / shard
+    return [
+        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages, problem),
         *copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group),
+        *copy_ops("parameters.all_gather", owned * sync.shard_cast_bytes * sync.shards_units, group),
     ]
 
 

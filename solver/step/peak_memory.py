@@ -64,6 +64,6 @@ def least_memory(priced: PricedSplits, layouts: Layouts) -> np.ndarray:
     activations = flight / np.maximum(layers, 1) * kept
     shared = np.where(layouts.recomputes_groups, problem.run.recompute_group, 1)  # an input of so many layers
     saved = activations[layouts.recompute, layouts.row] / shared
-    absent = absent_gradients(problem, splits, state.gradients)[layouts.zero, layouts.row]  # when the backward pass begins
+    absent = absent_gradients(problem, splits, state)[layouts.zero, layouts.row]  # when the backward pass begins
     held = state.held[layouts.zero, layouts.row] + np.maximum(saved - absent, 0.0)
     return np.asarray(held + problem.framework.memory.runtime_bytes)

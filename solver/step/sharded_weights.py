@@ -244,6 +244,9 @@ def exposed_by_sharding(
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
     exposed_already = weights.by_tensor or not weights.gathers_beside
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
+    # nor behind its reduce-scatter, for which the end of the backward pass waits (_fsdp_param_group.py, finalize_backward)
+    if weights.reduces_beside and not weights.by_tensor:
+        root[chosen] += weights.scatter[0].communication[row] * reducing
     if weights.predicting is not None:
         root[chosen] += _behind_the_last_layer(weights, row, forward[:, chosen], backward[:, chosen], reducing)
     if weights.head is not None:

@@ -98,7 +98,7 @@ class StageMemory:
         row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
         at_loss, _, _, below = self._moments(held)
-        weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state)
+        weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state[:4])
         activations = held.activations[pipeline] + held.casts.saved
         moment = np.where(at_loss, 0, below.argmin(axis=0))
         absent = np.select([moment == 0, moment == 1], [self._of_zero(held.absent), self._of_zero(held.late)], 0.0)
@@ -163,7 +163,7 @@ class StageMemory:
             backward = backward + self._half_gradients(stage, activations / np.maximum(flight, 1.0)[row], freed)
         zero_stages = self._layouts.zero_stages
         state = stage_state(self._priced, self._shares, stages, stage, zero_stages)
-        absent = absent_gradients(problem, splits, state.gradients)
+        absent = absent_gradients(problem, splits, state)
         late = absent
         if absent.any():
             late = absent * share_of_first_layer(self._priced, stages, stage, self._shares)

@@ -29,12 +29,14 @@ from solver.step.stage_kinds import StageKinds
 
 
 class StateBytes(NamedTuple):
-    """Bytes on a stage by ZeRO stage, each [4 ZeRO stages, splits]. update: what the optimizer's step adds."""
+    """Bytes on a stage by ZeRO stage, each [4 ZeRO stages, splits]. update: what the optimizer's step adds. buckets: copies of
+    gradients that synchronisation keeps between steps, which are among the gradients."""
 
     weights: np.ndarray
     gradients: np.ndarray
     optimizer: np.ndarray
     update: np.ndarray
+    buckets: np.ndarray
 
     @property
     def held(self) -> np.ndarray:
@@ -58,7 +60,7 @@ def stage_state(
     those that it gathers.
     """
     problem, key, splits = priced.problem, priced.key, priced.splits
-    weights, gradients, optimizer = np.zeros((3, 4, len(key)))
+    weights, gradients, optimizer, kept = np.zeros((4, 4, len(key)))
     update = np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
     gradients += _gradient_buffers(priced, stages, stage)
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
@@ -85,6 +87,7 @@ def stage_state(
             for table_of_zero, added in zip((weights, gradients, optimizer), held, strict=True):
                 table_of_zero[zero] += added
             update[int(name == EXPERTS), zero] += step
+            kept[zero] += elements * several * synchronisation_bytes(problem, zero)
     buckets = bucket_bytes(problem, trained, splits)
     gradients += buckets
     if problem.run.offload_gradients:  # stage_1_and_2.py, temp_grad_buffer_for_gpu_offload
@@ -93,7 +96,7 @@ def stage_state(
     stepping = update.max(axis=0)
     if problem.framework.memory.joins_buckets:  # stage_1_and_2.py: _release_ipg_buffers after the last backward pass
         stepping[1:3] = np.maximum(stepping[1:3] - buckets[1:3], 0.0)
-    return StateBytes(weights, gradients, optimizer, stepping)
+    return StateBytes(weights, gradients, optimizer, stepping, kept)
 
 
 def _largest_tensor(problem: Problem, splits: Splits, has_table: np.ndarray | bool = True) -> np.ndarray:
@@ -135,6 +138,11 @@ def bucket_bytes(problem: Problem, trained: np.ndarray, splits: Splits) -> np.nd
     return size * problem.element_bytes.gradient
 
 
+def synchronisation_bytes(problem: Problem, zero: int) -> float:
+    """Return the bytes per parameter that synchronisation keeps between steps where ranks hold copies."""
+    return problem.framework.memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0
+
+
 def trained_bytes(
     problem: Problem,
     name: str,
@@ -155,7 +163,7 @@ def trained_bytes(
     whole = elements if zero < 2 else np.where(keeps, elements, owned)
     here = gradients_here(problem) if zero > 1 else 1.0
     reduced = np.where(keeps, 0, memory.held_gradient_bytes)
-    gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
+    gradients = elements * several * synchronisation_bytes(problem, zero)
     kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
     gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here
     beside = memory.partition_bytes if zero in (1, 2) else 0.0
@@ -290,11 +298,14 @@ def gather_buffers(priced: PricedSplits) -> np.ndarray:
     return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, whole, pool + passed + fsdp + waiting]])
 
 
-def absent_gradients(problem: Problem, splits: Splits, gradients: np.ndarray) -> np.ndarray:
-    """Return the bytes of a stage's ``gradients`` that are not there until the backward pass of a step's only micro batch makes
-    them, [4 ZeRO stages, splits]: all where the optimizer freed them, but for views of DDP's buckets, which stay."""
+def absent_gradients(problem: Problem, splits: Splits, state: StateBytes) -> np.ndarray:
+    """Return the bytes of a stage's gradients that are not there until the backward pass of a step's only micro batch makes
+    them, [4 ZeRO stages, splits]: all where the optimizer freed them, but for DDP's buckets, and gradients that are views of
+    these, which stay."""
     memory = problem.framework.memory
-    absent = gradients * ((splits.num_micro_batches == 1) & memory.frees_gradients)
+    half = memory.frees_half_gradients and problem.element_bytes.gradient == HALF
+    stages = np.array([memory.frees_gradients, *[memory.frees_gradients or half] * 2, memory.frees_gradients])
+    absent = (state.gradients - state.buckets) * ((splits.num_micro_batches == 1) & stages[:, None])
     if memory.bucket_views:
         absent[:3] *= splits.dp * splits.cp == 1
     return absent

@@ -74,6 +74,7 @@ MEGATRON_DEEPSPEED = Framework(
     memory=MemoryUse(
         fp32_gradient_copy=1e9,
         keeps_half_gradients=True,
+        frees_half_gradients=True,  # stage_1_and_2.py, step: free_grad_in_param_list, averaged_gradients
         gradient_buckets=1.0,
         second_bucket=True,
         joins_buckets=True,

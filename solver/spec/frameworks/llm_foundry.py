@@ -34,7 +34,7 @@ LLM_FOUNDRY_2023 = Framework(
         shard_cast_bytes=6.0,  # mixed_precision PURE: _flat_param.py, _use_low_precision_shard
         optimizer_bytes_per_parameter=80.0,  # composer's DecoupledAdamW: a kernel for each operation on fp32 shards
     ),
-    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head")),
+    memory=MemoryUse(frees_gradients=True, held_gradient_bytes=4, root_stays=("embedding", "head")),
 )
 
 LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(

@@ -96,6 +96,7 @@ NANOTRON = Framework(
     ),
     uncertainty=0.08,  # one cluster, between whose nodes collectives are late for a reason that is not known
     pipeline=Pipeline(
+        scatter_gather=False,  # parallel/pipeline_parallel/p2p.py: isend_tensors sends what a rank holds
         assignment="cost",
         blocking_sends=4.0,  # shapes are sent before tensors
     ),

@@ -57,7 +57,9 @@ DDP = Framework(
     ),
     recomputation=Recomputation(stops_early=True),
     # gradient_as_bucket_view is off: the buckets are as large as all gradients
-    memory=MemoryUse(fp32_weights=True, wide_stream=True, synchronisation_bytes=(4.0, 4.0), drops_logits=True),
+    memory=MemoryUse(
+        fp32_weights=True, wide_stream=True, synchronisation_bytes=(4.0, 4.0), frees_gradients=True, drops_logits=True
+    ),
 )
 
 #: The reference trainer of this project, which divides a model in every way that it measures.

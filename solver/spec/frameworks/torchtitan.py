@@ -75,7 +75,8 @@ TORCHTITAN_2025 = Framework(
         gradient_passes=CLIPPING,
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
-    pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward
+    # torch/distributed/pipelining/stage.py sends outputs whole; parallelize_llama.py: no reshard after forward
+    pipeline=Pipeline(scatter_gather=False, keeps_weights=True, keeps_messages=True),
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
     # run_train.sh sets expandable_segments
     memory=MemoryUse(
@@ -160,6 +161,11 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
              "routes_consecutive": False,  # FakeBalancedGate
              "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
+    # components/distributed/optimized_tp_plans.py: each linear is a ColwiseParallel of its own, which all-reduces its input's
+    # gradient; under sequence parallelism the norm gathers (SequenceParallelAllGatherActivation)
+    tensor_parallel={"shares_input": False, "norm_gathers": True},
+    # components/distributed/parallelizer.py (DefaultParallelizationStrategy): a dense layer's modules are checkpoints
+    recomputation={"full_by_module": True},
     # defer_fsdp_grad_sync: components/distributed/utils.py (get_sync_ctx, set_requires_gradient_sync), moe/fsdp_mixin.py
     data_parallel={"defers_sync": True, "wraps_lone_experts": False, "shard_cast_bytes": 4.0},
     # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them

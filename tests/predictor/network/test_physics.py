@@ -39,6 +39,10 @@ def test_rings() -> None:
     assert seconds("reduce_scatter", 10_000, 1, 2) == pytest.approx(7 + 100)
     # a broadcast sends the whole buffer to the next one
     assert seconds("broadcast", 10_000, 1, 2) == pytest.approx(7 + 200)
+    # over 3 nodes of 4 ranks: 2 + 9 / 4 steps of 4 s, a slice of 512 KiB through the first of two NICs (half of 25 GB/s), and
+    # the buffer at 200 bytes/s
+    chain = 3 + 4.25 * 4 + 512 * 1024 / 12.5e9 + 1e9 / 200
+    assert seconds("broadcast", 1e9, 4, 3) == pytest.approx(chain, rel=1e-12)
     # 2 nodes of 4 ranks send at 4 * 50; one of 7 steps crosses the network, the others take a quarter of its time: 2.5 steps;
     # an all-reduce has twice as many, and twice the bytes
     assert seconds("all_gather", 160_000, 4, 2) == pytest.approx(3 + 2.5 * 4 + 7 / 8 * 160_000 / 200)

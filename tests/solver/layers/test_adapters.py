@@ -134,3 +134,16 @@ def test_a_search_offers_no_selective_recomputation() -> None:
     found = search(make_problem(TINY, 8, toy_cost(), 256, lora_rank=4, **RUN), 64, top=1000)
     levels = set(found.best.layouts.recompute.tolist())
     assert levels == {0, 2}
+
+
+def test_frozen_weights_are_gathered_all_the_same() -> None:
+    """FSDP2 gathers every parameter of a unit, and with ZeRO-2 in every micro batch; the adapters' are few."""
+
+    def gathered(rank: int) -> float:
+        problem = make_problem(TINY, 8, toy_cost(), 256, **(RUN | {"lora_rank": rank}))
+        found = estimated(problem, [problem.layout(zero=2, zero_shard_size=8, num_micro_batches=4)])
+        ops = synchronisation_ops(problem, parameter_groups(found.priced), found.layouts.splits)
+        sent = [op for op in ops if op.name == "parameters.all_gather" and op.kind == "all_gather"]
+        return sum(float(np.ravel(op.dims["bytes"] * op.count)[0]) for op in sent)
+
+    assert gathered(0) < gathered(4) < 1.1 * gathered(0)

@@ -169,3 +169,15 @@ def test_split_and_compiled_losses_hold_less() -> None:
     assert loss("torchtitan-2026-02", True, compile_loss=False) == loss("torchtitan", False)
     assert loss("torchtitan", False, 2) == stream + logits / 2 * (4 + 3 * 4)
     assert loss("fsdp", False, 2) == stream + logits * (4 + 2 * 4)  # the logits are all-gathered
+
+
+@pytest.mark.parametrize(("constants", "kept"), [({}, 4), ({"compile": True}, 3)])
+def test_automodel_checkpoints_the_modules_of_a_dense_layer(constants: dict[str, Any], kept: int) -> None:
+    """Inputs of both norms, attention and MLP stay (compiled one less), in 16 bits; of a layer with experts its input alone."""
+    spec, stream = shipped_model("llama3_8b"), 4096 * 4096 * 2
+    run = toy_layout(8, 4096, framework="nemo-automodel", **constants)
+    layer = layer_program(layer_keys("mtp"), spec, run, cluster_of(DEVICE), layer_kinds(spec, 4096).kinds[-1])
+    assert layer.saved_bytes(Recompute.FULL)[0] == kept * stream
+    experts = shipped_model("qwen3_30b_a3b")
+    whole = layer_program(layer_keys("mtp"), experts, run, cluster_of(DEVICE), layer_kinds(experts, 4096).kinds[-1])
+    assert whole.saved_bytes(Recompute.FULL)[0] == 4096 * 2048 * 2

@@ -47,7 +47,7 @@ def test_fp32_weights_and_states_are_16_bytes_per_parameter() -> None:
     # two layers of 36,864 + 128, embedding and head of 256 * 64, final norm of 64
     parameters = 2 * (36_864 + 128) + 2 * 16_384 + 64
     for precision in ("fp32", "bf16"):
-        found = tiny(precision=precision)
+        found = tiny(layout={"num_micro_batches": 2}, precision=precision)
         assert found.memory.parts[:3, 0].tolist() == [4.0 * parameters, 4.0 * parameters, 8.0 * parameters]
 
 
@@ -66,9 +66,14 @@ def test_copies_of_autocast_come_and_go_with_the_activations() -> None:
 
 def test_ddp_keeps_buckets_as_large_as_all_gradients_and_casts_its_weights() -> None:
     # gradient_as_bucket_view is off, unlike in this project's trainer: 4 bytes of each of 106,816 parameters
-    ranks = {"world_size": 2, "layout": {"dp": 2}, "precision": "bf16"}
-    plain, views = tiny(**ranks), tiny(**ranks, framework="profiler-train")
-    assert (plain.memory.parts - views.memory.parts)[:4, 0].sum() == 4 * (2 * (36_864 + 128) + 2 * 16_384 + 64)
+    def gradients(framework: str, micro_batches: int) -> float:
+        layout = {"dp": 2, "num_micro_batches": micro_batches}
+        return float(tiny(2, layout, precision="bf16", framework=framework).memory.parts[1, 0])
+
+    each = 4.0 * (2 * (36_864 + 128) + 2 * 16_384 + 64)
+    assert [gradients("pytorch", 2), gradients("profiler-train", 2)] == [2 * each, each]
+    assert [gradients("pytorch", 1), gradients("profiler-train", 1)] == [each, each]  # buckets, and views of them
+    plain = tiny(2, {"dp": 2}, precision="bf16")
     # each linear's weight is read in fp32 and written in 16 bits, its gradient the other way round
     casts = [op.dims["bytes"] for op in plain.table.layer.estimates.ops if op.name.endswith(".autocast")]
     assert float(np.sum(casts)) == 2 * 6 * 36_864

@@ -688,3 +688,25 @@ def test_quantised_weights_of_multi_token_prediction_are_on_the_last_stage() -> 
         found[precision] = memory_of_stages(solutions, 0).parts[MEMORY_PARTS.index("weights")]
     more = found["fp8"] - found["bf16"]
     assert more.tolist() == [2 * 36_864, 2 * (2 * 36_864 + 2 * 64 * 64)]
+
+
+def test_deepspeed_frees_16_bit_gradients_of_zero_1_and_2() -> None:
+    # of the first micro batch there are none at its loss; with more micro batches they are there from the second on
+    def gradients(zero: int, grad_dtype: str, micro_batches: int) -> float:
+        run = {"framework": "transformers-deepspeed", "precision": "fp16", "grad_dtype": grad_dtype}
+        problem = make_problem(TINY, 8, toy_cost(), 256, **run)
+        layout = {"zero": zero, "zero_shard_size": 8, "micro_batch_size": 64, "num_micro_batches": micro_batches}
+        return parts(estimated(problem, [problem.layout(**layout)]))["gradients"]
+
+    assert gradients(1, "fp16", 1) == 0 < gradients(1, "fp16", 2)
+    assert gradients(2, "fp16", 1) == 0 < gradients(2, "fp16", 2)
+
+
+def test_llm_foundry_holds_reduced_gradients_in_fp32() -> None:
+    found = {}
+    for framework in ("llm-foundry", "fsdp"):
+        problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework)
+        found[framework] = parts(estimated(problem, [problem.layout(zero=3, zero_shard_size=8, num_micro_batches=2)]))[
+            "gradients"
+        ]
+    assert found["llm-foundry"] == found["fsdp"] > 0
