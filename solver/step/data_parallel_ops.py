@@ -72,9 +72,7 @@ def _messages(
     return _Messages(count, sharded, sharded)
 
 
-def _exchange_ops(
-    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, messages: _Messages
-) -> list[Op]:  # fmt: skip
+def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, messages: _Messages) -> list[Op]:
     """Return the messages of a group's gradients and parameters, and the copies between these and their buffers."""
     sync, grad = problem.framework.data_parallel, problem.element_bytes.gradient
     reduced = group.elements * (sync.communicated_gradient_bytes or grad)
@@ -147,9 +145,14 @@ def once_message(name: str, op: str, size: np.ndarray, place: Placement, count: 
 
 
 def group_ops(
-    problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, whole: np.ndarray | float,
+    problem: Problem,
+    name: str,
+    size: np.ndarray,
+    group: ParameterGroup,
+    shard: np.ndarray,
+    whole: np.ndarray | float,
     sharded: np.ndarray | float,
-) -> list[Op]:  # fmt: skip
+) -> list[Op]:
     """Gradients of ``size`` bytes over a group.
 
     They are all-reduced in ``whole`` messages (0: never), or in ``sharded`` ones reduce-scattered inside shard groups and

@@ -45,9 +45,12 @@ class StateBytes(NamedTuple):
 
 
 def stage_state(
-    priced: PricedSplits, shares: Mapping[str, np.ndarray],
-    stages: StageKinds, stage: int, zero_stages: Iterable[int] = range(4),
-) -> StateBytes:  # fmt: skip
+    priced: PricedSplits,
+    shares: Mapping[str, np.ndarray],
+    stages: StageKinds,
+    stage: int,
+    zero_stages: Iterable[int] = range(4),
+) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds.
 
     shares: ranks over which ZeRO shards the parameters, of the groups that are asked for, each of shape [splits]. zero_stages:
@@ -193,9 +196,7 @@ def _gradient_copies(zero: int, elements: np.ndarray, updated: np.ndarray, at_on
     return np.maximum(copies - HALF * elements, 0.0) if zero == 1 else copies
 
 
-def _gradient_buffers(
-    priced: PricedSplits, stages: StageKinds, stage: int
-) -> np.ndarray:  # fmt: skip
+def _gradient_buffers(priced: PricedSplits, stages: StageKinds, stage: int) -> np.ndarray:
     """Return the bytes of dummy gradients of a stage, [splits]: of one linear of each shape that its layers have, and of the
     head."""
     problem, table, key = priced.problem, priced.table, priced.key
@@ -228,9 +229,7 @@ def kept_halves(problem: Problem) -> float:
     return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
 
 
-def _sharded_layers(
-    priced: PricedSplits
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def _sharded_layers(priced: PricedSplits) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of weights that are gathered of a layer of each kind, and its parameters whose gradients are reduced,
     [kinds, splits] each: without the experts where their ranks hold no copies, so that nothing shards them."""
     problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
