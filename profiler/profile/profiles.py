@@ -180,6 +180,8 @@ def _said(profile: Profile) -> str:
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
     if ratio := _sparse_peak(own, made.power_beside):
         limited += f"; its 16-bit peak is {ratio:.1f} times the highest of its architecture: is it without sparsity?"
+    if profile.name in shipped_profiles():
+        limited += f"; what was measured on it is --profile {profile.name}, with its own sustained clocks"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""
     by = ", ".join(f"{what} x {ratio:.2f}" for what, ratio in ratios.items())
     return (

@@ -308,3 +308,9 @@ def test_two_datasheets_never_share_a_digest() -> None:
     h100, sheet = find_profile("h100_sxm")[0], DATASHEETS["h200_sxm"]
     faster = replace(sheet, device=replace(sheet.device, memory_bandwidth=5e12))
     assert derived_profile("x", sheet, h100).digest != derived_profile("x", faster, h100).digest
+
+
+def test_a_file_of_a_measured_device_names_its_profile() -> None:
+    said = {name: as_device(None, f"configs/devices/{name}.json")[1] for name in ("b200_sxm", "gb200")}
+    assert said["b200_sxm"].endswith("what was measured on it is --profile b200_sxm, with its own sustained clocks")
+    assert "--profile" not in said["gb200"]
