@@ -255,7 +255,7 @@ def _launches_each(shapes: Shapes) -> bool:
     """Whether the host launches the GEMM of each expert."""
     run = shapes.run
     one_kernel = run.moe_grouped_gemm and (shapes.framework.kernels.one_grouped_kernel or run.moe_fused_experts)
-    return not one_kernel and not (run.cuda_graphs and not run.modules_graphed)
+    return not one_kernel and not run.graphs_layers
 
 
 def _shared_sum(shapes: Shapes) -> list[Op]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
@@ -197,13 +197,13 @@ def search_variants(
     for number, constants in enumerate(combined):
         if progress:
             progress(number, len(combined))
-        run = problem.run.replace(**constants)
+        there = problem.with_run(**constants)
         also = dict(fixed or {})
         other = constants.get("recompute_modules", Run.recompute_modules) != problem.run.recompute_modules
         if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
             continue
         try:
-            result = search(replace(problem, run=run), sequences, top, fixed=also, max_sizes=max_sizes, jobs=jobs)
+            result = search(there, sequences, top, fixed=also, max_sizes=max_sizes, jobs=jobs)
             found.append(Variant(constants, BestLayout.of(result), sure=surest(result)))
             if fastest is None or found[-1].seconds < float(fastest.best.times.seconds[0]):
                 fastest = result

@@ -174,6 +174,11 @@ class Run:
         return tuple(self.cuda_graph_modules.split("+")) if self.cuda_graph_modules else ()
 
     @property
+    def graphs_layers(self) -> bool:
+        """Whether CUDA graphs are of whole layers."""
+        return self.cuda_graphs and not self.cuda_graph_modules
+
+    @property
     def modules_offloaded(self) -> tuple[str, ...]:
         """The modules of a layer whose saved activations wait on the host."""
         return tuple(self.offload_modules.split("+")) if self.offload_modules else ()

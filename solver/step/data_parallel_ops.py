@@ -127,7 +127,9 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.nd
         return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=float(there), variant=variant)
 
     passes, passed = sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0
-    cast = [kernel("weight_casts", "optimizer", kept.cast, True, "quantize", group.quantised)] if kept else []
+    cast = []
+    if kept and name != OTHERS:
+        cast = [kernel("weight_casts", "optimizer", kept.cast, True, "quantize", group.quantised)]
     return [
         *cast,
         kernel("accumulation", "gradients", added, apart, "mixed" if mixed else "residual"),

@@ -104,8 +104,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         together = with_checks(together)
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):
         run = problem.run
-        whole = run.cuda_graphs and not run.cuda_graph_modules
-        host = 0.0 if run.compile or whole else launch_seconds(problem.framework, problem.cost)
+        host = 0.0 if run.compile or run.graphs_layers else launch_seconds(problem.framework, problem.cost)
         exposed = estimates.exposed(run.launch_blocking)
         if delay := problem.framework.tensor_parallel.ring_step_delay:
             exposed = exposed + ring_delays(estimates, delay)

@@ -74,7 +74,7 @@ def quantised_elements(priced: PricedSplits, stages: StageKinds, stage: int, nam
     """Return those of ``elements_of`` that are of linears which are quantised where the run's are, [splits]; the layer of
     multi-token prediction is of the last kind."""
     problem, table, key = priced.problem, priced.table, priced.key
-    if name == OTHERS:
+    if name == OTHERS or problem.weight_recipe is None:  # which alone would ask for them
         return np.zeros(len(key))
     quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
     predicting = table.head.parameters_of[name][key] * quantised[problem.kinds.of_layer[-1]] * stages.has_head[stage]

@@ -98,7 +98,9 @@ class StageMemory:
         row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
         at_loss, _, _, below = self._moments(held)
-        weights, gradients, optimizer, update = (self._of_zero(table) for table in held.state[:4])
+        state = held.state
+        of_moments = state.weights, state.gradients, state.optimizer, state.update
+        weights, gradients, optimizer, update = map(self._of_zero, of_moments)
         activations = held.activations[pipeline] + held.casts.saved
         moment = np.where(at_loss, 0, below.argmin(axis=0))
         absent = np.select([moment == 0, moment == 1], [self._of_zero(held.absent), self._of_zero(held.late)], 0.0)

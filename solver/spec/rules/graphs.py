@@ -26,7 +26,7 @@ def graphs_left_out(model: ModelSpec, run: Run) -> tuple[str, ...]:
     Source: Megatron-Core's token_dispatcher.py (_maybe_dtoh_and_synchronize), unless a capacity makes the rows equal; kernels
     of hybrid-EP may leave the rows to the device.
     """
-    whole = run.cuda_graphs and not run.modules_graphed and model.is_mixture_of_experts
+    whole = run.graphs_layers and model.is_mixture_of_experts
     reads = not run.moe_capacity_factor and run.moe_dispatcher != "hybridep"
     return (f"that no CUDA graph holds dropless experts whose rows the host reads ({run.moe_dispatcher})",) * (whole and reads)
 

@@ -25,13 +25,12 @@ def offload_rules(model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
     modules, what = s.modules_offloaded, "to keep on the host"
     there = dict.fromkeys(("mlp_norm", "expert_fc1", "moe_act"), model.is_mixture_of_experts)
     there["attn_norm"] = model.has_latent_attention
-    graphed = s.cuda_graphs and not s.modules_graphed
     return (
         *((there.get(name, True), f"{model.name} has no {name} {what} under Megatron-Core") for name in modules),
         ("attn_proj" not in modules or "core_attn" in modules, "offload_modules attn_proj needs core_attn beside it"),
         (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
         (not (s.offload_layers and s.cuda_graphs), LAYERS_ALONE),
-        (not (modules and graphed), "offload_modules does not go together with CUDA graphs of whole layers"),
+        (not (modules and s.graphs_layers), "offload_modules does not go together with CUDA graphs of whole layers"),
     )
 
 
