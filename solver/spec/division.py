@@ -38,7 +38,8 @@ def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
     """Whether the framework runs this tensor-parallel size; kv heads are sharded, or copied where it can."""
     linear = can_run.splits_linear_attention or not model.has_linear_attention
     heads = can_run.replicated_kv_heads or model.num_key_value_heads % tp == 0
-    return tp == 1 or (bool(can_run.tp_modes) and linear and heads)
+    experts = can_run.experts_beside_tp or not model.is_mixture_of_experts
+    return tp == 1 or (bool(can_run.tp_modes) and linear and heads and experts)
 
 
 def tensor_overlap_runs(framework: Framework, run: Run, tp_mode: str, tp: int) -> bool:

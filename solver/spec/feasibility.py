@@ -124,7 +124,8 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
         (
             tensor_parallel_runs(can, model, s.tp),
             f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"
-            + " and linear attention" * model.has_linear_attention,
+            + " and linear attention" * model.has_linear_attention
+            + " and experts" * (model.is_mixture_of_experts and not can.experts_beside_tp),
         ),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),

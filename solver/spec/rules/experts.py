@@ -19,8 +19,6 @@ def experts_divide(model: ModelSpec, ranks: int, ep: int, etp: int) -> bool:
 def experts_run(can_run: CanRun, model: ModelSpec, tp: int, ranks: int, ep: int, etp: int) -> bool:
     """Whether the framework runs this ep and etp: folded over all ranks of a stage, or tensor-parallel groups of experts that
     are those of the rest, and expert groups within what is left."""
-    if tp > 1 and not can_run.experts_beside_tp:
-        return False
     if can_run.folds_experts:
         splits = can_run.splits_experts and (can_run.splits_biased_experts or not model.mlp_bias)
         return (etp == 1 or splits) and (tp == 1 or ep > 1 or can_run.splits_alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from toy import all_layouts, make_problem, toy_cost
@@ -12,6 +13,7 @@ from profiler.profile.devices import DEVICES
 from solver.formats.cases.reading import read_cases
 from solver.formats.config_file import CONFIGS
 from solver.search.search import search
+from solver.search.space import enumerate_splits
 from solver.spec.choices import V_SHAPED
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.feasibility import check_layout
@@ -209,3 +211,13 @@ def test_published_runs_are_allowed_because_they_ran() -> None:
         except InputError as error:
             refused[case.id] = str(error)
     assert len(cases) > 1000 and not refused
+
+
+def test_automodel_splits_no_tensors_beside_experts() -> None:
+    # asserted in its components/moe/parallelizer.py
+    model = GQA.replace(num_key_value_heads=16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)
+    problem = make_problem(model, 8, toy_cost(), 512, framework="nemo-automodel")
+    assert set(enumerate_splits(problem, 16).splits.tp.tolist()) == {1}
+    assert set(enumerate_splits(replace(problem, model=GQA), 16).splits.tp.tolist()) > {1}
+    with pytest.raises(InputError, match="nemo-automodel does not run tp 2 of 16 kv heads and experts"):
+        check_layout(model, problem.cluster, problem.layout(tp=2, tp_mode="msp", zero=3, zero_shard_size=4))
