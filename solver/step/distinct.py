@@ -8,7 +8,7 @@ import numpy as np
 
 _TABLE_LIMIT = 1 << 21  #: values below this are numbered by a lookup table instead of a sort
 _CODE_LIMIT = 1 << 62
-_DENSE = 8  #: codes that fill so small a multiple of the rows are numbered by a table too
+_DENSE = 8  #: what stays below so small a multiple of the rows is numbered by a table; longer ones cost more than a sort
 
 
 def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def _numbered(column: np.ndarray, room: int) -> tuple[np.ndarray, int]:
     Large values stand for themselves if they are below ``room``, which saves a sort.
     """
     most = int(column.max()) if len(column) else 0
-    if most < _TABLE_LIMIT and len(column):
+    if most < min(_TABLE_LIMIT, _DENSE * len(column)):
         present = np.zeros(most + 1, dtype=np.int64)
         present[column] = 1
         return (np.cumsum(present) - 1)[column], int(present.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,16 @@ def script_notes(source: Source, at: int, ignored: Collection[str] = ()) -> tupl
 
 
 def _shell(source: Source) -> Shell:
+    known = {"PWD": ".", **slurm_variables(source.text), **source.variables}
     try:
-        return read_shell(source.text, {"PWD": ".", **slurm_variables(source.text), **source.variables})
+        return _read(source.text, tuple(known.items()))
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
+
+
+@lru_cache(maxsize=8)  # what reads a script asks several times for its words
+def _read(text: str, known: tuple[tuple[str, str], ...]) -> Shell:
+    return read_shell(text, dict(known))
 
 
 def environment(source: Source, at: int) -> dict[str, str]:

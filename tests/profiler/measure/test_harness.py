@@ -98,7 +98,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measure_all(output: Path) -> None:
     (output / "plan.csv").write_text(PLAN)
     plan = ("--measurements", str(output / "plan.csv"))
-    for budget, *resumed in (("0.16",), ("0.3", "--resume"), ("0.8", "--resume")):  # an idle machine fills every table at once
+    for budget, *resumed in (("0.26",), ("0.4", "--resume"), ("0.8", "--resume")):  # an idle machine fills every table at once
         process = start(4, output, "--budget", budget, *plan, *resumed, environment={"FORETRAIN_RANKS_PER_NODE": "2"})
         printed = finish(process, 120)
         assert process.returncode == 0, printed
