@@ -18,8 +18,8 @@ from rich.console import Console, RenderableType
 
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
-from solver.api import chosen_profile, load_problem
-from solver.formats.config_file import RunConfig, load_cluster
+from solver.api import chosen_profile, described_cluster, load_problem
+from solver.formats.config_file import RunConfig
 from solver.formats.export import write_export
 from solver.report.decision import Decision, decision_of_search
 from solver.report.explain import Explanation, explain
@@ -161,7 +161,7 @@ def best_layout(
     model: a file as of --config, or a name as of --model_size. fixed: axes that do not vary. options: as of
     solver.load_problem (seq_len, framework, precision, ...). Raises InputError as the command line says it.
     """
-    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
+    described = described_cluster(cluster)
     found, said = chosen_profile(profile, described, as_device)
     problem = load_problem(model, world_size, profile=found, cluster=described, **options)
     tokens = global_batch_tokens

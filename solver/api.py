@@ -69,7 +69,7 @@ def load_problem(
     world_size = whole_number("world_size", world_size)
     run_config = config if isinstance(config, RunConfig) else load_run_config(named_file(config), world_size)
     model = without_soft_caps(run_config.model) if approximate else run_config.model
-    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
+    described = described_cluster(cluster)
     varied = [key for key in constants if key in AXES]
     if varied:
         raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
@@ -104,11 +104,23 @@ def named_file(config: str | Path) -> Path:
     return Path(config) if isinstance(config, Path) or Path(config).suffix else find_model(config)
 
 
+def described_cluster(cluster: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keys of a cluster: of a name, of a file, or of a mapping. Raises InputError for what is none of these."""
+    if isinstance(cluster, str | Path):
+        return load_cluster(cluster)
+    if cluster is not None and not isinstance(cluster, Mapping):
+        raise InputError(f"a cluster is {shown(cluster)}; it must be a name under configs/clusters, a file, or a mapping")
+    return dict(cluster or {})
+
+
 def chosen_profile(
     profile: str | Profile | None, cluster: Mapping[str, Any], device: str | None = None, path: Path | None = None
 ) -> tuple[Profile, str]:
     """Return (profile, a sentence that states which): that of a name, of a file, or of the cluster's hardware, rescaled to
     ``device`` where one is named. Raises InputError where the cluster is of another device than the named profile."""
+    for what, value in (("profile", profile), ("device", device)):
+        if value is not None and not isinstance(value, str | Profile):
+            raise InputError(f"a {what} is {shown(value)}; it must be a name")
     if isinstance(profile, Profile):
         return rescaled(profile, device) if device else (profile, "a profile of your own")
     hardware = None if TOPOLOGY in cluster else cluster.get("hardware")

@@ -28,7 +28,7 @@ from predictor.network.flows.groups import strided_group
 from predictor.network.flows.simulate import FlowResult, simulate
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError
-from profiler.files import write_text
+from profiler.files import source_digest, write_text
 
 #: GPUs whose groups are simulated at once: groups on other servers of a rail-optimised network do not meet them.
 MOST_GPUS = 256
@@ -183,10 +183,10 @@ def _linear(size: np.ndarray, times: tuple[float, ...]) -> np.ndarray:
 
 
 def cache_file(folder: Path, topology: Topology, calibration: Calibration) -> Path:
-    """Return the file in ``folder`` where simulations of this topology are kept."""
+    """Return the file in ``folder`` where simulations of this topology by the present code are kept."""
     arrays = (topology.source, topology.target, topology.kind, topology.nvswitches, topology.switches)
     stated = (SIZES, MOST_GPUS, topology.gpus, topology.gpus_per_server, topology.kinds, calibration)
-    digest = hashlib.sha256(repr(stated).encode())
+    digest = hashlib.sha256(repr((source_digest([Path(__file__).parent]), stated)).encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return folder / f"simulated-{digest.hexdigest()[:16]}.json"

@@ -59,9 +59,11 @@ def parse_constant_axes(text: str) -> dict[str, tuple[Any, ...]]:
     names = parse_names(
         "--also", ",".join(name for name, *_ in words), CONSTANT_AXES, "is not varied on demand", "give some of"
     )
-    asked = {
-        name.strip(): tuple(map(parse_value, filter(None, values.split("/")))) for name, _, values in words if name.strip()
-    }
+    asked: dict[str, tuple[Any, ...]] = {}
+    for name, values in ((name.strip(), values) for name, _, values in words if name.strip()):
+        if name in asked:
+            raise InputError(f"--also {printable(text)}: {name} is given twice; give its values once, separated by /")
+        asked[name] = tuple(map(parse_value, filter(None, values.split("/"))))
     return {name: asked[name] for name in names}
 
 
@@ -88,8 +90,9 @@ def parse_names(option: str, text: str, allowed: Collection[str], wrong: str, gi
 
 
 def parse_value(text: str) -> Any:
-    if text.lstrip("-").isdecimal() and len(text) < 20:
+    """Return a whole number, a number, true, false or None where the text is one, else the text."""
+    if re.fullmatch(r"-?[0-9]{1,19}", text):
         return int(text)
-    if re.fullmatch(r"\d{1,12}\.\d{1,12}", text):
+    if re.fullmatch(r"-?([0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12})(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE):
         return float(text)
     return _WORDS.get(text.lower(), text)

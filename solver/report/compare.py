@@ -16,7 +16,7 @@ from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.uncertainty import errors_of, normal_cdf, own_stds
-from solver.report.words import PART_NAMES, between, seconds, token_rate
+from solver.report.words import PART_NAMES, between, probability, seconds, token_rate
 from solver.step.memory import AT_RISK, MEMORY_PARTS, OUT_OF_MEMORY
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
@@ -107,7 +107,7 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
         word = "faster" if change >= 0 else "slower"
         uncertainty = "" if sure >= 0.9 else ", within the uncertainty"
         lines.append(
-            f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{uncertainty}"
+            f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {probability(sure)} probability{uncertainty}"
         )
     return lines + ([f"May not fit in memory: {', '.join(may_not)}"] if may_not else [])
 

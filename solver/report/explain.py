@@ -35,6 +35,7 @@ from solver.step.data_parallel_ops import buffer_op
 from solver.step.layer_table import EstimatedProgram
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS, OpEstimates
+from solver.step.sharded_weights import UNITS
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import end_recomputed
 from solver.step.synchronisation import reduces_whole
@@ -249,7 +250,7 @@ def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
     zero, pp = int(solutions.layouts.zero[index]), int(solutions.layouts.one(index).splits.pp[0])
     whole = reduces_whole(solutions.problem.framework, solutions.problem.run, zero)
     return {
-        "fsdp_exposed": ("layer", "root", "head"),
+        "fsdp_exposed": UNITS,
         "gradient_accumulation": ("accumulation",),
         "gradient_sync": ("gradients.all_reduce" if whole else "gradients.reduce_scatter", TO_HOST),
         "parameter_gather": ("parameters.all_gather",),

@@ -226,10 +226,11 @@ def _networks(solutions: Solutions, observed: Observation) -> Iterator[Finding]:
 def _collective(solutions: Solutions, measured: Collectives) -> Finding:
     """Compare by rate where large messages were measured, else by time."""
     problem = solutions.problem
-    rate = problem.cluster.network_bandwidth
     large = measured.size >= LARGE if (measured.size >= LARGE).any() else measured.size <= max(SMALL, measured.size.min())
     size, taken = measured.size[large], measured.seconds[large]
-    estimate = problem.cost.collectives.predict(measured.op, size, measured.intra, measured.inter, rate)
+    nominal = replace(problem.cost, found=None, leaf_switches=None, link_slowdown=1.0, rank_skew=0.0)
+    nominal = nominal.with_network(problem.cluster.network_bandwidth)
+    estimate = nominal.collective(measured.op, size, measured.intra, measured.inter)
     ratio = taken / estimate.seconds
     off, allowed = float(np.log(np.median(ratio))), max(Z90 * float(np.median(estimate.relative_std)), _LEAST_OFF)
     where = f"{measured.intra} GPUs of a node" if measured.inter == 1 else f"{measured.inter} nodes of {measured.intra} GPUs"
@@ -238,9 +239,9 @@ def _collective(solutions: Solutions, measured: Collectives) -> Finding:
     share = float(sent_share(measured.op, measured.intra * measured.inter))
     if size[at] >= LARGE:
         was, does = (share * size[at] / t / 1e9 for t in (taken[at], estimate.seconds[at]))
-        figures = f"reaches {was:.3g} GB/s of bus bandwidth; this hardware does {does:.3g}"
+        figures = f"reaches {was:.3g} GB/s of bus bandwidth; {does:.3g} are predicted"
     else:
-        figures = f"takes {seconds(taken[at])}; on this hardware {seconds(float(estimate.seconds[at]))}"
+        figures = f"takes {seconds(taken[at])}; {seconds(float(estimate.seconds[at]))} are predicted"
     verdict = WORSE if off > allowed else BETTER if off < -allowed else AS_PREDICTED
     times = f", {_times(math.exp(abs(off)))} {'slower' if off > 0 else 'faster'}" if verdict != AS_PREDICTED else ""
     return Finding(verdict, f"{name} over {where} {figures}{times}")

@@ -104,9 +104,7 @@ def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffe
     mine = np.flatnonzero(line.stage == stage)
     chunks = int(line.chunk[mine].max()) + 1
     each = activations / (float(line.in_flight[stage]) * chunks)
-    kind = line.kind[mine]
-    split = bool((kind == "W").any())
-    later = min(line.weight_share, 1.0) if split else 0.0
+    later = min(line.weight_share, 1.0) if step.splits else 0.0
 
     def ends(*kinds: str) -> dict[tuple[int, int], float]:
         return {(int(line.micro_batch[i]), int(line.chunk[i])): float(line.end[i]) for i in mine if line.kind[i] in kinds}

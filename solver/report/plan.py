@@ -106,17 +106,18 @@ def trainings(
         if progress:
             progress(number, len(worlds))
     if not found:
-        raise InputError(f"no number of GPUs from {worlds[0]} to {worlds[-1]} works; of the last: {none[worlds[-1]]}")
+        raise InputError(f"none of {', '.join(map(str, worlds))} GPUs works; of the last: {none[worlds[-1]]}")
     return found, none
 
 
 def worlds_between(least: int, most: int, per_node: int) -> list[int]:
-    """Return 1, 2, 3, 4, 6, 8 and so on nodes from ``least`` GPUs up to ``most``, and these two where they are whole nodes."""
+    """Return the parts of a node, and 1, 2, 3, 4, 6, 8 and so on nodes, from ``least`` GPUs up to ``most``, and these two where
+    they are whole nodes."""
     most = min(most, MAX_WORLD_SIZE)
-    world = per_node if least >= per_node else max(least, 1)
-    found = {nodes * world << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) for nodes in (1, 3)}
-    found = {gpus for gpus in found if least <= gpus <= most and (gpus < per_node or gpus % per_node == 0)}
-    found |= {end for end in (least, most) if end % per_node == 0 and least <= most}
+    found = {nodes * per_node << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) for nodes in (1, 3)}
+    found |= {gpus for gpus in range(1, per_node) if per_node % gpus == 0}
+    found |= {end for end in (least, most) if end % per_node == 0}
+    found = {gpus for gpus in found if least <= gpus <= most}
     if not found:
         raise InputError(
             f"there are no whole nodes of {per_node} GPUs from {least} to {most}, one of these or 1, 2, 3, 4, 6 and so on nodes"

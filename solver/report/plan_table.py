@@ -16,7 +16,7 @@ from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
 from solver.report.uncertainty import normal_cdf
-from solver.report.words import gibibytes, rounded, seconds, token_rate
+from solver.report.words import gibibytes, probability, rounded, seconds, token_rate
 from solver.step.memory import FITS
 
 
@@ -43,7 +43,7 @@ def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, b
     """Return how probable it is that a training meets the deadline, and which is the cheapest that almost surely does."""
     if days is None:
         return ""
-    said = f" It meets {days:g} days with {_probability(chosen, days):.0%} probability"
+    said = f" It meets {days:g} days with {probability(_probability(chosen, days))} probability"
     sure = cheapest([one for one in found if one.days[2] <= days], days, budget)
     if sure is None or sure is chosen:
         return f"{said}."
@@ -51,9 +51,9 @@ def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, b
 
 
 def _probability(one: Training, days: float) -> float:
-    """Return how probable it is that a training takes no more than ``days``; never certain."""
+    """Return how probable it is that a training takes no more than ``days``."""
     low, middle, high = one.days
-    return min(float(normal_cdf(math.log(days / middle) / (math.log(high / low) / (2 * Z90)))), 0.999)
+    return float(normal_cdf(math.log(days / middle) / (math.log(high / low) / (2 * Z90))))
 
 
 def _in_words(one: Training) -> str:
@@ -83,7 +83,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
     more = f"; {sure.world_size} to be 95% sure" if sure and sure is not enough else ""
     low, middle, high = enough.days
     spread = f"{rounded(middle)} days ({rounded(low)} to {rounded(high)} with 90% probability)"
-    met = f"meet {days:g} days with {_probability(enough, days):.0%} probability"
+    met = f"meet {days:g} days with {probability(_probability(enough, days))} probability"
     return f"{enough.world_size} GPUs, the fewest of those tried, {met}: {spread}{more}{_at_risk(enough)}."
 
 

@@ -47,6 +47,7 @@ class StepTimeline:
 
     title: str
     line: Timeline
+    splits: bool  #: weight gradients are passes of their own; a last stage that drains the pipeline may run some elsewhere too
     critical: np.ndarray
     send: np.ndarray
     before: tuple[tuple[str, float], ...]
@@ -105,6 +106,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     return StepTimeline(
         title=title,
         line=line,
+        splits=bool(splits_backward(schedule)),
         critical=_critical(line),
         send=np.where(quiet | (pp == 1) | overlapped, 0.0, send),
         before=before,

@@ -54,6 +54,11 @@ def between(interval: tuple[float, float], like: float, word: str = "to") -> str
     return f" {word} ".join(seconds(end, like) for end in interval)
 
 
+def probability(share: float) -> str:
+    """Return a probability in percent; no estimate is certain."""
+    return f"{share:.0%}" if 0.01 <= share <= 0.99 else "more than 99%" if share > 0.5 else "less than 1%"
+
+
 def rounded(value: float) -> str:
     """Return a figure with three digits, or all whole ones."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -31,7 +31,8 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
     """Raise InputError for what is no axis of a search or no value of it."""
     for name, value in fixed.items():
         if name not in AXES:
-            raise InputError(f"{name} is no axis of a search{closest(name.lower(), AXES)}; axes are {', '.join(AXES)}")
+            like = closest(str(name).lower(), AXES)
+            raise InputError(f"{name} is no axis of a search{like}; axes are {', '.join(AXES)}")
         if name in WHOLE_NUMBERS:
             whole_number(name, value)
         elif name in LAYOUT_FLAGS:

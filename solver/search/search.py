@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.errors import InputError, counted, shown
+from profiler.errors import InputError, counted
 from profiler.units import GIB
 from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, stated_ends, within_max_sizes
 from solver.search.kept import Best, Found, Kept
@@ -85,7 +85,7 @@ def search(
     """
     sequences = _sequences(problem, global_batch_sequences, global_batch_tokens)
     fixed, max_sizes = fixed or {}, max_sizes or {}
-    _check_options(problem, fixed, max_sizes, top)
+    _check_options(problem, fixed, max_sizes, top, jobs)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences, stated_ends(fixed))
     keep = agreeing(space.splits, fixed) & within_max_sizes(space.splits, max_sizes)
@@ -94,7 +94,7 @@ def search(
     splits = space.splits.take(keep)
     table = layer_table(problem, splits.layer_keys()[0])
     part = partial(_search_part, problem, table, fixed, top)
-    found = part(splits, progress) if jobs == 1 else _search_parts(part, splits, whole_number("jobs", jobs), progress)
+    found = part(splits, progress) if jobs == 1 else _search_parts(part, splits, jobs, progress)
     if not found.estimated:
         raise InputError(why_no_layout(problem, sequences, fixed))
     if not found.feasible:
@@ -115,14 +115,14 @@ def search(
     )  # fmt: skip
 
 
-def _check_options(problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], top: int) -> None:
+def _check_options(problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], top: int, jobs: int) -> None:
     """Raise InputError for options of a search that cannot be."""
     check_fixed(fixed)
     if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule", ""))):
         raise InputError(broken)
     check_max_sizes(max_sizes)
-    if not isinstance(top, int) or top < 1:
-        raise InputError(f"top is {shown(top)}; it must be a positive whole number")
+    whole_number("top", top)
+    whole_number("jobs", jobs)
 
 
 def _search_part(
@@ -237,6 +237,6 @@ def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
     gpus = counted(problem.run.world_size, "GPU")
     return (
         f"none of {estimated} layouts of {problem.model.name} fits on {gpus}: the smallest "
-        f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more GPUs "
+        f"needs {least / GIB:.3g} GiB of {problem.cluster.memory_bytes / GIB:.3g} GiB each; use more GPUs "
         "or more memory"
     )

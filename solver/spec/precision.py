@@ -10,7 +10,6 @@ from solver.spec.run import Run
 
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
 PRIMARY = ("fp8", "mxfp8")  #: of these, those in which weights may be stored (fp8_param_gather)
-BLOCK_SCALED = ("mxfp8", "nvfp4")  #: of these, those that only units made for them multiply
 #: Bytes of a moment; scales of 8-bit blocks are below a percent.
 MOMENTS = {"fp32": 4.0, "remainder": 4.0, "bf16": 2.0, "8bit": 1.0}
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}

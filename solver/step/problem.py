@@ -19,7 +19,7 @@ from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.multi_token import as_trained
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
+from solver.spec.precision import PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.rules.fp8_attention import fp8_attention_broken
 from solver.spec.rules.graphs import graphs_left_out
@@ -174,15 +174,14 @@ def problem_of(model: ModelSpec, run: Run, cluster: Cluster, cost: CostModel) ->
 
 
 def _check_format(model: ModelSpec, run: Run, device: Device) -> None:
-    """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, or
-    for bf16, and for FlashAttention, or a generation of it, that was written for later devices. Also where the framework has no
-    such formats, and where they do not fit the model's sizes."""
+    """Raise InputError for a precision or an attention kernel that the device or the framework lacks, or that the model's sizes
+    do not fit."""
     framework = framework_of(run.framework)
     if run.precision in QUANTISED and not framework.can_run.quantised:
         raise InputError(f"precision {run.precision} is none of {framework.name}'s, whose linears are 16-bit or fp32")
     if odd := quantised_broken(model, framework.can_run, run.precision):
         raise InputError(odd)
-    if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
+    if run.precision in QUANTISED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
         raise InputError(f"precision {run.precision} does not run on {device.name}, whose number formats are {known}")
     if run.precision == "bf16" and "bf16" not in device.peak_flops and "fp16" in device.peak_flops:

@@ -21,6 +21,8 @@ from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 
 _PREDICTING = "predicting"  #: the layers of multi-token prediction, units behind the last layer
+#: How the names of units begin whose weights are gathered and whose gradients are reduced at once.
+UNITS = ("layer", "root", "head", _PREDICTING)
 _ACROSS = "across"  #: messages between groups of shards that are sent once a step
 
 

@@ -39,6 +39,15 @@ def test_names_files_and_numbers_of_numpy_are_as_good(answer: Answer) -> None:
         load_problem({"hidden_size": 64}, 64)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="world_size is 8.0; it must be a whole number"):
         load_problem("llama3_8b", 8.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a cluster is a list; it must be a name under configs/clusters, a file, or a mapping"):
+        load_problem("llama3_8b", 8, cluster=[1])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a profile is 3; it must be a name"):
+        load_problem("llama3_8b", 8, profile=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="precision fp8 does not run on NVIDIA A100.*, whose number formats are bf16, fp16"):
+        load_problem("llama3_8b", 8, profile="a100_sxm_80gb", precision="fp8")
+    for wrong in ({"top": True}, {"jobs": 1.0}, {"fixed": {3: 2}}):
+        with pytest.raises(InputError, match="top is True|jobs is 1.0|3 is no axis of a search"):
+            search(problem, 256, **wrong)  # type: ignore[arg-type]
 
 
 def test_tables(answer: Answer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +16,6 @@ from profiler.profile.recorder import table_of
 from profiler.profile.store import read_profile, write_profile
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def measure(output: Path) -> subprocess.CompletedProcess[str]:
-    """Measure with two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*launcher, "gen_profiler_data.py", "--quick", "--no-pictures", "--budget", "0.05", "--output", str(output)],
-        cwd=ROOT, text=True, capture_output=True, timeout=150, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
 
 
 def earlier(folder: Path) -> bytes:
@@ -59,9 +49,10 @@ def fill(disk: Path) -> None:
 def test_a_full_disk(small_disk: Path) -> None:
     before = earlier(small_disk)
     fill(small_disk)
-    ended = measure(small_disk)
-    printed = [line for line in ended.stderr.splitlines() if line.startswith("gen_profiler_data.py: ")]
-    assert ended.returncode != 0
+    job = ForkedJob("--budget", "0.05", "--output", str(small_disk), ranks=2)
+    _, errors = job.communicate(150)
+    printed = [line for line in errors.splitlines() if line.startswith("gen_profiler_data.py: ")]
+    assert job.returncode
     assert printed == [f"gen_profiler_data.py: {small_disk / 'data.pt'}: cannot write there: No space left on device"]
     assert (small_disk / "data.pt").read_bytes() == before
     assert len(read_profile(small_disk / "data.pt").table("linear")) == 1

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,12 +40,12 @@ ROOT = Path(__file__).resolve().parents[3]
 KERNELS = ("host", "linear", "flash_attn", "memory_bound", "grouped_linear")
 
 
-def start(ranks: int, output: Path, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(ranks: int, output: Path, *flags: str) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.Popen(
         [*launcher, "gen_profiler_data.py", "--quick", "--no-pictures", "--output", str(output), *flags],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -99,7 +98,8 @@ def measure_all(output: Path) -> None:
     (output / "plan.csv").write_text(PLAN)
     plan = ("--measurements", str(output / "plan.csv"))
     for budget, *resumed in (("0.26",), ("0.4", "--resume"), ("0.8", "--resume")):  # an idle machine fills every table at once
-        process = start(4, output, "--budget", budget, *plan, *resumed, environment={"FORETRAIN_RANKS_PER_NODE": "2"})
+        flags = ("--output", str(output), "--budget", budget, *plan, *resumed)
+        process = ForkedJob(*flags, ranks=4, environment={"FORETRAIN_RANKS_PER_NODE": "2"})
         printed = finish(process, 120)
         assert process.returncode == 0, printed
         profile = read_profile(output / "data.pt")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forked_job import forked_ranks
+
 from profiler.errors import InputError
 from profiler.files import append_line
-from profiler.train.command import main
+from profiler.train.command import leave, main, measure, process_group
 from profiler.train.layout import Layout
 from profiler.train.model import Dims
 from solver.formats.cases.reading import read_cases
 
-ROOT = Path(__file__).resolve().parents[3]
 DIMS = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "vocab_size": 128,
@@ -51,42 +51,22 @@ LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
     "pp_tp": {"num_micro_batches": 2, "micro_batch_size": 2, "pp": 2, "tp": 2},
 }
 
-#: Ranks are forked instead of started, so that torch is imported once; otherwise they are what torchrun starts.
-DRIVER = """
-import json, os, socket, sys
-from multiprocessing import get_context
-import torch.distributed as dist
-from profiler.train.layout import Layout
-from profiler.train.model import Dims
-from profiler.train.command import leave, measure, process_group
 
-def train(rank, ranks, port, layouts, dims):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def train(layouts: dict[str, dict[str, Any]], output: Path) -> None:
+    """Train every layout as a rank of a job; the first rank appends name, losses, norm of the first gradient and seconds."""
     with process_group() as device:
         for name, given in layouts.items():
-            took = measure(Layout(dims=Dims(**dims), world_size=ranks, seq_len=32, steps=6, **given), device)
-            if rank == 0:
-                print(json.dumps([name, took.losses, took.gradient_norm, took.seconds]), flush=True)
+            dims, ranks = Dims(**DIMS), int(os.environ["WORLD_SIZE"])
+            took = measure(Layout(dims=dims, world_size=ranks, seq_len=32, steps=6, **given), device)
+            if os.environ["RANK"] == "0":
+                append_line(output, json.dumps([name, took.losses, took.gradient_norm, took.seconds]))
         leave()
 
-for ranks, layouts in json.loads(sys.argv[1]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    jobs = [get_context("fork").Process(target=train, args=(rank, ranks, port, layouts, json.loads(sys.argv[2])))
-            for rank in range(ranks)]
+
+def joined(jobs: list[BaseProcess]) -> None:
     for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
+        job.join(120)
         assert job.exitcode == 0
-"""
-
-
-def started(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def one_rank(output: Path) -> dict[str, Any]:
@@ -97,17 +77,17 @@ def one_rank(output: Path) -> dict[str, Any]:
     return measured
 
 
-def trained_layouts() -> dict[str, tuple[list[float], float, list[float]]]:
+def trained_layouts(output: Path) -> dict[str, tuple[list[float], float, list[float]]]:
     """Return (losses, norm of the first gradient, seconds) of every layout."""
-    jobs = json.dumps([(2, LAYOUTS), (4, LAYOUTS_OF_4)])
-    job = started(sys.executable, "-c", DRIVER, jobs, json.dumps(DIMS))
-    assert job.returncode == 0, job.stderr[-4000:]
-    return {name: (losses, norm, seconds) for name, losses, norm, seconds in map(json.loads, job.stdout.splitlines())}
+    for ranks, layouts in ((2, LAYOUTS), (4, LAYOUTS_OF_4)):
+        joined(forked_ranks(ranks, train, layouts, output))
+    lines = map(json.loads, output.read_text().splitlines())
+    return {name: (losses, norm, seconds) for name, losses, norm, seconds in lines}
 
 
 def test_all_layouts_train_the_same_model(tmp_path: Path) -> None:
     """Losses of six steps and the norm of the first gradient agree with one rank: communication and scaling are correct."""
-    expected, trained = one_rank(tmp_path / "cases.jsonl"), trained_layouts()
+    expected, trained = one_rank(tmp_path / "cases.jsonl"), trained_layouts(tmp_path / "trained.jsonl")
     assert trained.keys() == LAYOUTS.keys() | LAYOUTS_OF_4.keys()
     for name, (losses, norm, seconds) in trained.items():
         tolerance = 2e-2 if "bf16" in name else 1e-4
@@ -117,12 +97,15 @@ def test_all_layouts_train_the_same_model(tmp_path: Path) -> None:
         assert len(seconds) == 3 and min(seconds) > 0, name
 
 
+def command(flags: list[str]) -> None:
+    assert main(flags) == 0
+    leave()
+
+
 def test_command_writes_a_case_that_validation_reads(tmp_path: Path) -> None:
     output = tmp_path / "cases.jsonl"
     layout = ["--tp", "2", "--sequence_parallel", "--dtype", "bf16", "--steps", "5", "--output", str(output)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    job = started(*launcher, "-m", "profiler.train", *FLAGS, *layout)
-    assert job.returncode == 0, job.stderr[-4000:]
+    joined(forked_ranks(2, command, [*FLAGS, *layout]))
     case = json.loads(output.read_text())
     assert case["hardware"] == "data" and case["cluster"] == {"gpus_per_node": 2}
     assert case["measured"]["repeats"] == 2 and case["measured"]["step_s"] > 0 and case["measured"]["spread"] >= 0

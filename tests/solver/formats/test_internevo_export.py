@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
+from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.syntax.literal_python import read_assignments
@@ -94,10 +93,10 @@ def test_biases_of_queries_keys_and_values_alone_are_qwen2_s(tmp_path: Path) -> 
     assert (read.qkv_bias, read.output_bias, read.mlp_bias) == (True, False, False)
 
 
-def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> str:
-        words = (sys.executable, "simulation_train_formulaic.py", *words)
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     path = str(tmp_path / "best.py")
     searched = "--run_all_solu --model_size 7 --world_size 16 --top 1 --fix cp=1,recompute=none --global_batch_size 1048576"

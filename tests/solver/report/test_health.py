@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy import LINK, NETWORK, estimated, make_problem, toy_cost
 
+from predictor.cost_model import CostModel
+from predictor.estimate import Z90
 from predictor.network.as_found import PROBE_BYTES
 from profiler.errors import InputError
 from solver.formats.logs.step_log import Collectives, Observation
@@ -89,8 +95,21 @@ def test_a_network_that_is_a_tenth_of_what_it_should_be(solutions: Solutions) ->
     slow, sound = (texts(solutions, Observation(np.empty(0), busbw=nominal * share)) for share in (0.1, 0.9))
     text, verdict = next(iter(slow.items()))
     assert verdict == "worse" and text.endswith("10 times slower") and "2 nodes of 8 GPUs" in text
-    assert f"reaches {nominal / 10 / 1e9:.3g} GB/s" in text and f"this hardware does {nominal / 1e9:.3g}" in text
+    assert f"reaches {nominal / 10 / 1e9:.3g} GB/s" in text and f"{nominal / 1e9:.3g} are predicted" in text
     assert list(sound.values()) == ["as predicted", "note"]
+
+
+def test_links_of_a_derived_device_are_as_uncertain_as_its_collectives(fitted: Callable[[str], CostModel]) -> None:
+    cost = fitted("mi300x")
+    estimate = cost.collective("all_reduce", np.array([float(PROBE_BYTES)]), 8, 1)
+    problem = make_problem(MODEL, 8, replace(cost, rank_skew=0.0), framework="megatron-core", grad_dtype="fp32")
+    found = estimated(problem, [problem.layout(dp=8, num_micro_batches=4)])
+    within = math.exp(Z90 * float(estimate.relative_std[0]))
+    assert within > 1.5, "no such device was measured"
+    predicted = float(replace(cost, rank_skew=0.0).collective("all_reduce", float(PROBE_BYTES), 8, 1).seconds)
+    for factor, verdict in ((0.95 * within, "as predicted"), (1.05 * within, "worse")):
+        busbw = 2 * 7 / 8 * PROBE_BYTES / (predicted * factor)
+        assert next(iter(texts(found, Observation(np.empty(0), busbw_in_node=busbw)).values())) == verdict
 
 
 def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
@@ -136,7 +155,7 @@ def test_collectives_of_small_messages_are_compared_by_time(solutions: Solutions
     size = np.array([1024.0, 65536.0])
     measured = Collectives("all_gather", 8, 1, size, 3 * size * LINK)
     (text, verdict), = texts(solutions, Observation(np.empty(0), collectives=(measured,))).items()  # fmt: skip
-    assert verdict == "worse" and text.endswith("3 times slower") and "on this hardware" in text
+    assert verdict == "worse" and text.endswith("3 times slower") and "are predicted" in text
 
 
 def test_uneven_and_drifting_steps(solutions: Solutions) -> None:

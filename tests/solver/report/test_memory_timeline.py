@@ -6,33 +6,16 @@ import io
 import pickle
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from pipelines import LAYOUTS, MODEL, solved
 from toy import estimated, make_problem
 
 from predictor.cost_model import CostModel
 from solver.commands.command_line import main
-from solver.formats.config_file import load_run_config
 from solver.report.memory_timeline import memory_through_step, snapshot
 from solver.step.per_stage import memory_of_stages
-from solver.step.solutions import Solutions
-
-MODEL = load_run_config("configs/models/llama3_8b.json").model
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "one stage": {"dp": 8, "num_micro_batches": 3},
-    "1f1b": {"pp": 4, "dp": 2, "num_micro_batches": 12},
-    "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "interleaved"},
-    "gpipe": {"pp": 2, "dp": 4, "num_micro_batches": 6, "schedule": "gpipe"},
-    "zb-h1": {"pp": 4, "dp": 2, "num_micro_batches": 12, "schedule": "zb-h1"},
-    "zb-v": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "zb-v"},
-}
-
-
-def solved(cost: CostModel, name: str) -> Solutions:
-    problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
-    return estimated(problem, [problem.layout(zero=1, zero_shard_size=2, **LAYOUTS[name])])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -48,6 +31,16 @@ def test_the_peak_is_the_estimate_s(h100_model: CostModel, name: str) -> None:
         assert levels[0] == stays and levels[-1] == pytest.approx(stays) and (levels >= stays - 1).all()
         assert (np.diff(times) >= 0).all() and times[-1] <= step.seconds
         assert stage.at_peak()
+
+
+def test_weight_gradients_of_the_head_that_wait_hold_no_activations(h100_model: CostModel) -> None:
+    deferred = {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 4}
+    problem = make_problem(MODEL, 16, h100_model, 4096, framework="megatron-core", precision="bf16", **deferred)
+    found = estimated(problem, [problem.layout(pp=2, dp=8, zero=1, zero_shard_size=8, num_micro_batches=8)])
+    step, stages = memory_through_step(found)
+    assert {str(kind) for kind in step.line.kind} == {"F", "B", "W"} and not step.splits
+    for stage, allocated in zip(stages, memory_of_stages(found, 0).allocated, strict=True):
+        assert stage.peak[1] == pytest.approx(allocated, rel=1e-9)
 
 
 def test_stages_of_1f1b_hold_as_many_micro_batches_as_come_after(h100_model: CostModel) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from pipelines import LAYOUTS, MODEL, solved
 from toy import estimated, make_problem
 
 from predictor.cost_model import CostModel
@@ -16,21 +16,6 @@ from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.report.picture_timeline import timeline_figure
 from solver.report.timeline import StepTimeline, chrome_trace, step_timeline
-from solver.step.solutions import Solutions
-
-MODEL = load_run_config("configs/models/llama3_8b.json").model
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "one stage": {"dp": 8, "num_micro_batches": 3},
-    "1f1b": {"pp": 4, "dp": 2, "num_micro_batches": 12},
-    "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "interleaved"},
-    "gpipe": {"pp": 2, "dp": 4, "num_micro_batches": 6, "schedule": "gpipe"},
-    "zb-v": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "zb-v"},
-}
-
-
-def solved(cost: CostModel, name: str) -> Solutions:
-    problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
-    return estimated(problem, [problem.layout(zero=1, zero_shard_size=2, **LAYOUTS[name])])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
