@@ -7,6 +7,7 @@ device from the compute that it overlaps with; a chain of eager kernels moves th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,11 @@ EAGER = {
 }  # fmt: skip
 
 DEVICE = Device(
-    name="toy", peak_flops={"bf16": 1e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=240,
+    name="toy", peak_flops={"bf16": 1e15, "fp8": 2e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=240,
     gpus_per_node=8, link_bandwidth=1 / LINK, network_bandwidth=1 / NETWORK,
 )  # fmt: skip
+
+BEFORE_HOPPER = replace(DEVICE, peak_flops={"bf16": 1e15})
 
 #: Grouped-query attention and a gate: 64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 = 36,864 weights in the linears.
 TINY = ModelSpec(

@@ -108,6 +108,11 @@ def _compute_seconds(
     return best, chosen
 
 
+def buffer_seconds(machine: Machine, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    """Return the seconds in which the memory reads and writes an fp32 buffer of the GEMMs' outputs, shape [rows]."""
+    return ADDED_BYTES * batch * m * n / machine.bandwidth
+
+
 def adding_seconds(
     physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> np.ndarray:

@@ -16,6 +16,7 @@ from predictor.kernels.gemm_physics import (
     GemmTimes,
     Machine,
     adding_seconds,
+    buffer_seconds,
     cast_seconds,
     fit_gemm_physics,
     gemm_times,
@@ -35,11 +36,14 @@ OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
 CASTING_SOURCES = ("ai-dynamo/aiconfigurator",)
 
 #: (layout, fp32 accumulate) -> time relative to forward, and its uncertainty: medians of SimuMax's Transformer-Engine kernels
-#: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 1.01-1.13).
+#: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 0.98, beside ADDING_PRIOR).
 LAYOUT_PRIOR = {
     (Layout.TN, False): (1.0, 0.0), (Layout.TN, True): (1.02, 0.05), (Layout.NN, False): (1.005, 0.04),
-    (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (1.06, 0.05),
+    (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (0.98, 0.05),
 }  # fmt: skip
+#: Share of the time that reading and writing the fp32 buffer takes which a weight gradient that is added to it shows beside its
+#: products: 0.62 and 0.79 in SimuMax's kernels on A100 PCIe and B200, 0.77 and 0.90 in own ones on H100 and H200.
+ADDING_PRIOR = 0.77
 #: Time of an fp8 gradient relative to a forward pass, and its uncertainty, where fp8 GEMMs can sum in less than fp32 (until
 #: Hopper): Transformer Engine and torchao let only the forward pass do so, which is 1.1 to 1.2 times as fast (pytorch/ao#2377).
 FULL_ACCUMULATION = (1.15, 0.04)
@@ -48,6 +52,7 @@ FULL_ACCUMULATION = (1.15, 0.04)
 #: that runs instead reaches 62.9% of its rate on average (arXiv 2402.13499).
 TRANSPOSED_TF32 = (1 / 0.629, 0.1)
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
+_OUTLIER, _ROUNDS = 0.05, 30  # relative error; rounds of least squares
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
 _LONG_KERNEL = 1e-4  #: seconds
@@ -63,6 +68,7 @@ class _Part:
     known: MeasuredTimes
     layout_factor: np.ndarray  # [3 layouts, 2 accumulate] relative to forward
     layout_uncertainty: np.ndarray
+    adding: float = ADDING_PRIOR  # share of the fp32 buffer's traffic that a weight gradient added to it shows
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,9 @@ class LinearModel:
         seconds = np.maximum(seconds, 2.0 * np.prod(size, axis=0) / part.machine.peak)  # of few sizes a fit says what cannot be
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
+        if buffer:
+            gradient = adds & (layouts == Layout.NT)
+            seconds = seconds + gradient * part.adding * buffer_seconds(part.machine, size[0], size[1], size[3])
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
         found = part.known.beside(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
@@ -152,7 +161,7 @@ class LinearModel:
         states by how much. Kernels shorter than 0.1 ms are left out where there are enough longer ones, because their times
         include the loop.
         """
-        table = profile.table("linear")
+        table = _asked_for(profile.table("linear"))
         scales = {}
         for source in np.unique(table["source"][other_lab(table["source"])]):
             rows = table.where(table["source"] == source)
@@ -172,6 +181,7 @@ class LinearModel:
             out[f"{name}/machine"] = np.array(part.machine)
             out.update(part.known.to_arrays(f"{name}/known/"))
             out[f"{name}/layout_factor"], out[f"{name}/layout_uncertainty"] = part.layout_factor, part.layout_uncertainty
+            out[f"{name}/adding"] = np.array(part.adding)
             out.update(part.residual.to_arrays(f"{name}/residual/") if part.residual is not None else {})
         return out
 
@@ -186,7 +196,9 @@ class LinearModel:
                 Machine._make(float(v) for v in arrays[f"{name}/machine"]),
                 Residual.from_arrays(arrays, f"{name}/residual/") if fitted else None,
                 MeasuredTimes.from_arrays(arrays, f"{name}/known/"),
-                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("layout_factor", "layout_uncertainty")),
+                np.asarray(arrays[f"{name}/layout_factor"]),
+                np.asarray(arrays[f"{name}/layout_uncertainty"]),
+                float(arrays[f"{name}/adding"]),
             )
         return cls(parts)
 
@@ -207,6 +219,11 @@ def own_forward_rows(table: Table) -> Table:
     forward = table.where((table["layout"] == "TN") | (table["layout"] == ""))
     own = forward.where(~other_lab(forward["source"]))
     return own if len(own) >= ROWS_FOR_PHYSICS else forward
+
+
+def _asked_for(table: Table) -> Table:
+    """Rows of GEMMs that a training step runs: without those that are added to a buffer of 16 bits."""
+    return table.where((table["accumulate"] == 0) | (table["out_dtype"] == "fp32"))
 
 
 def _machines(device: Device) -> dict[str, Machine]:
@@ -255,6 +272,7 @@ def _fit_part(
     a forward pass beyond LAYOUT_PRIOR, and its uncertainty.
     """
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
+    table = _asked_for(table)
     rows = own_forward_rows(table)
     prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
     if gradients:
@@ -286,30 +304,51 @@ def _measured_shapes(table: Table, machine: Machine) -> MeasuredTimes:
     return MeasuredTimes.of(shape_keys(*_sizes(rows), layout, rows["accumulate"].astype(np.int64)), rows)
 
 
-def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
-    """Time of each (layout, accumulate) relative to forward and its uncertainty, shapes [3, 2].
+def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray, float]:
+    """Time of each (layout, accumulate) relative to forward and its uncertainty, shapes [3, 2], and the share ``adding``.
 
     The median over rows of log(measured / predicted) minus the forward median of the same source, so that a laboratory's own
     scale cancels; shrunk towards the prior where rows are few.
     """
-    factor, uncertainty = part.layout_factor.copy(), part.layout_uncertainty.copy()
+    factor, uncertainty, adding = part.layout_factor.copy(), part.layout_uncertainty.copy(), part.adding
     if not len(table):
-        return factor, uncertainty
+        return factor, uncertainty, adding
     sizes = _sizes(table)
-    ratio = np.log(table["seconds"] / _predict_forward(part, gemm_times(part.physics, part.machine, *sizes), *sizes)[0])
+    forward_seconds = _predict_forward(part, gemm_times(part.physics, part.machine, *sizes), *sizes)[0]
+    ratio = np.log(table["seconds"] / forward_seconds)
     for source in np.unique(table["source"]):
         rows = table["source"] == source
         forward = rows & np.isin(table["layout"], ("TN", ""))
         ratio[rows] -= np.median(ratio[forward]) if forward.any() else np.nan
     for layout in (Layout.NN, Layout.NT):
         for add in (0, 1):
-            chosen = ratio[(table["layout"] == layout.name) & (table["accumulate"].astype(bool) == add)]
-            chosen = chosen[np.isfinite(chosen)]
-            if len(chosen):
-                weight = len(chosen) / (len(chosen) + _PRIOR_ROWS)
-                factor[layout, add] *= np.exp(weight * (np.median(chosen) - np.log(factor[layout, add])))
-                uncertainty[layout, add] *= 1 - weight
-    return factor, uncertainty
+            rows = (table["layout"] == layout.name) & (table["accumulate"].astype(bool) == add) & np.isfinite(ratio)
+            if not rows.any():
+                continue
+            weight = rows.sum() / (rows.sum() + _PRIOR_ROWS)
+            uncertainty[layout, add] *= 1 - weight
+            if add and layout == Layout.NT:
+                traffic = (buffer_seconds(part.machine, sizes[0], sizes[1], sizes[3]) / forward_seconds)[rows]
+                factor[layout, add], adding = _adding(np.exp(ratio[rows]), traffic, float(factor[layout, add]))
+            else:
+                factor[layout, add] *= np.exp(weight * (np.median(ratio[rows]) - np.log(factor[layout, add])))
+    return factor, uncertainty, adding
+
+
+def _adding(ratio: np.ndarray, traffic: np.ndarray, usual: float) -> tuple[float, float]:
+    """Return (factor, share) of ratio = factor + share * traffic, each held to its prior.
+
+    Least squares of relative errors, repeated with less weight on those above _OUTLIER (soft L1). ratio: measured times over
+    forward ones. traffic: the buffer's time over these.
+    """
+    held = np.sqrt(_PRIOR_ROWS) * np.array([1.0, np.sqrt(np.mean(traffic**2))])
+    rows, weight = np.stack([1 / ratio, traffic / ratio], axis=1), np.ones(len(ratio))
+    for _ in range(_ROUNDS):
+        found = np.linalg.lstsq(
+            np.concatenate([rows * weight[:, None], np.diag(held)]), np.append(weight, held * (usual, ADDING_PRIOR))
+        )[0]
+        weight = (1 + ((rows @ found - 1) / _OUTLIER) ** 2) ** -0.25
+    return float(found[0]), max(float(found[1]), 0.0)
 
 
 def _ratio(fit: LinearModel, rows: Table, dtype: str) -> np.ndarray:

@@ -66,14 +66,19 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     """What arrives is ordered by rank, and by expert within it: it is sorted by expert if the rank holds several.
 
     With ep 1, too: Megatron-Core's dispatch_postprocess sorts rows that no other rank sent all the same, and torchtitan's
-    indices_padding_wrapper copies them to padded rows.
+    indices_padding_wrapper copies them to padded rows. Padded to a capacity every expert has as many rows, and what sorts them
+    is a transposition (dispatch_postprocess with drop_and_pad).
     """
     if shapes.run.moe_dispatcher == "allgather":
         return []
     in_order = (shapes.run.moe_dispatcher != "alltoall") & ~stays_home(shapes)
     several = np.where((shapes.model.num_experts // shapes.keys.ep > 1) & ~in_order, 1.0, 0.0)
-    passes = EAGER_SORTS[name] if weighs_in_fp32(shapes) else (2.0, 2.0)
-    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), *passes, gradient="permute_grad")
+    size = expert_rows(shapes) * _row(shapes)
+    if shapes.run.moe_capacity_factor:
+        copies = memory_bound(name, MODULE, "copy", size, 2.0, 2.0)
+    else:
+        passes = EAGER_SORTS[name] if weighs_in_fp32(shapes) else (2.0, 2.0)
+        copies = memory_bound(name, MODULE, "permute", size, *passes, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]
 
 

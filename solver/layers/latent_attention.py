@@ -103,10 +103,11 @@ def _assembly(shapes: Shapes) -> list[Op]:
             *memory_bound("rope", ATTENTION, "rope", turned, 2 * e, 2 * e),
             *memory_bound("assembly", ATTENTION, "rope", moved, e, e),
         ]
+    fused = shapes.fused_rope and shapes.framework.kernels.fused_latent_rope is None
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
     return [
-        *memory_bound("rope", ATTENTION, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_rope),
+        *memory_bound("rope", ATTENTION, "rope", rotary, 2 * e, 2 * e, fused=fused),
         *memory_bound("assembly", ATTENTION, "copy", assembled, 2 * e, 2 * e),
     ]
 

@@ -38,6 +38,8 @@ class Framework:
     example_vocab: int = 0
     #: The linears of a measured run's model without gates that states no biases have them, by the release's default.
     linear_bias: bool = False
+    #: Gradients of fp16 runs have 16 bits, where the flags say fp32 of bf16 ones (Megatron-LM's arguments.py).
+    narrow_fp16_gradients: bool = False
     can_run: CanRun
     kernels: Kernels = Kernels()
     tensor_parallel: TensorParallel = TensorParallel()
@@ -71,7 +73,8 @@ class Framework:
     def flags_of(self, precision: str | None) -> dict[str, Any]:
         """Return the flags of a run of ``precision``, whose 16-bit gradients have its type."""
         found = dict(self.flags)
-        if precision in _HALVES and found.get("grad_dtype") in _HALVES:
+        narrow = found.get("grad_dtype") in _HALVES or (self.narrow_fp16_gradients and precision == "fp16")
+        if precision in _HALVES and narrow:
             found["grad_dtype"] = precision
         return found
 

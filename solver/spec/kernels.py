@@ -16,7 +16,9 @@ class Kernels:
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
     one_layernorm: bool = False  #: LayerNorm is one kernel even where norms are not fused, as torch.nn.functional.layer_norm
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
-    fused_latent_rope: bool = False  #: rotary embedding of latent attention, and what puts keys together, are two kernels
+    #: Rotary embedding of latent attention and what puts keys together are two kernels; False: chains of eager ones, even where
+    #: that of other attention is one kernel; None: as that of other attention.
+    fused_latent_rope: bool | None = None
     fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not
     fused_softmax: bool = True  #: unfused attention: scale, mask and softmax are one kernel
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.

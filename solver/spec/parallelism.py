@@ -108,8 +108,10 @@ class DataParallel:
     whole_step_bytes: float = 0.0
     optimizer_launches: float = 0.0  #: kernels that the host launches for each tensor in a step; 0: for all at once
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
-    #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.
+    #: Reads or writes of all gradients that a rank accumulates: zeroing, the search for NaN.
     buffer_passes: float = 0.0
+    #: The same, of dividing them by the number of ranks, which one rank does not do.
+    scaling_passes: float = 0.0
 
     def bucket(self, hidden_size: int) -> float:
         """Return the parameters of a bucket of a model."""

@@ -36,7 +36,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         tensors = np.where(shared, 2, np.ceil(tensors_of_stage(problem, splits)))
         messages = _messages(problem, splits, name, group, whole, np.minimum(shards[name], tensors))
         ops += _exchange_ops(problem, name, group, shards[name], messages)
-        ops += _kernel_ops(problem, name, group, shares[name])
+        passes = sync.buffer_passes + sync.scaling_passes * (splits.dp * splits.cp > 1)
+        ops += _kernel_ops(problem, name, group, shares[name], passes)
         ops += update_ops(problem, name, "whole", np.where(shared, shares[name], group.elements))
         ops += update_ops(problem, name, "shard", shares[name])
     node, copies, number = problem.cluster.gpus_per_domain, splits.cp * splits.dp, np.full(len(splits), 4.0)
@@ -108,9 +109,9 @@ def buffer_op(problem: Problem, zero: int, pp: int) -> str:
     return f"gradient_buffer.{'shard' if buffers_shard(problem, zero, pp) else 'whole'}"
 
 
-def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.ndarray) -> list[Op]:
+def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.ndarray, passes: np.ndarray) -> list[Op]:
     """Return the kernels that cast a group's weights, add its gradients to a buffer, and pass over that buffer, which holds all
-    of them or those that are ``owned``.
+    of them or those that are ``owned``. passes: reads or writes of the buffer in a step, [splits].
 
     An addition reads the new gradient, reads and writes the buffer; it is not needed with Megatron's fused GEMMs or FSDP's
     shards. A cast before it writes the gradient in the buffer's type, which is read in its place. Under FSDP1's no_sync
@@ -122,19 +123,19 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup, owned: np.nd
     mixed = sizes.gradient > sizes.weight and not casts and not problem.runs_no_sync
     added = 5.0 * sizes.activation if problem.runs_no_sync else sizes.weight + 2.0 * sizes.gradient * (1 + casts)
 
-    def kernel(what: str, module: str, size: float, there: bool, variant: str, elements: np.ndarray = group.elements) -> Op:
+    def kernel(what: str, module: str, size: Any, there: Any, variant: str, elements: np.ndarray = group.elements) -> Op:
         dims = {"bytes": elements * size * there}
-        return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=float(there), variant=variant)
+        return Op(what, module, MEMORY_BOUND, ONCE_PER_STEP, dims, count=1.0 * there, variant=variant)
 
-    passes, passed = sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0
+    passed = passes > 0
     cast = []
     if kept and name != OTHERS:
         cast = [kernel("weight_casts", "optimizer", kept.cast, True, "quantize", group.quantised)]
     return [
         *cast,
         kernel("accumulation", "gradients", added, apart, "mixed" if mixed else "residual"),
-        kernel("gradient_buffer.whole", "gradients", passes, passed, "residual"),
-        kernel("gradient_buffer.shard", "gradients", passes, passed, "residual", owned),
+        kernel("gradient_buffer.whole", "gradients", sizes.gradient * passes, passed, "residual"),
+        kernel("gradient_buffer.shard", "gradients", sizes.gradient * passes, passed, "residual", owned),
     ]
 
 

@@ -44,7 +44,8 @@ def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
     linears = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     cost, forward = toy_cost(linears=linears), bare_gemm(linears, 4096, 4096, 16_384)
     assert cost.linear(4096, 4096, 16_384).seconds == pytest.approx(forward, rel=1e-12)
-    assert cost.linear(4096, 4096, 16_384, layout=2, accumulate=True).seconds == pytest.approx(1.06 * forward, rel=1e-12)
+    added = 0.98 * forward + 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth
+    assert cost.linear(4096, 4096, 16_384, layout=2, accumulate=True).seconds == pytest.approx(added, rel=1e-12)
 
 
 def test_a_gemm_in_parts_is_not_faster_than_whole(h100_model: CostModel) -> None:

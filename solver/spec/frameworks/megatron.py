@@ -42,13 +42,15 @@ MEGATRON_LM_2023 = Framework(
         recomputes_groups=True,  # --recompute-num-layers with the method uniform
     ),
     linear_bias=True,  # --disable-bias-linear is off
+    narrow_fp16_gradients=True,  # --accumulate-allreduce-grads-in-fp32 is off, and forced for bf16 only
     # --attention-dropout and --hidden-dropout default to 0.1; core/tensor_parallel/layers.py: output + bias
     kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
     tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
     data_parallel=DataParallel(
         bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters, of experts too
         buckets_to_overlap=True,
-        buffer_passes=3.0,  # zeroed, and divided by the number of ranks
+        buffer_passes=1.0,  # zeroed
+        scaling_passes=2.0,
     ),
     # p2p_communication.py: torch.cuda.synchronize() after batch_isend_irecv, which no argument turns off (batch_p2p_sync)
     pipeline=Pipeline(synchronises=True),
@@ -124,6 +126,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "bias_gradient_fused": True,
         "norm_quantises": True,
         "tf32": True,  # Transformer Engine's cublaslt_gemm.cu: CUBLAS_COMPUTE_32F_FAST_TF32 where all operands are fp32
+        # transformer_config.py refuses apply_rope_fusion beside it until 0.12; since then its kernels are experimental
+        "fused_latent_rope": False,
         "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
@@ -143,7 +147,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "offloads_master": True,
         "keeps_wide_gradients": True,  # HybridDeviceOptimizer, _set_sub_optimizer_grads
     },
-    data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
+    data_parallel={"buffer_passes": 2.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={
         # Transformer Engine launches them beside the GEMMs, which leave no room for NCCL's kernels: with overlap, published

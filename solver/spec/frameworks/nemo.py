@@ -30,7 +30,8 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
     # long as with FlashAttention 2
     kernels={"probabilities_in_activation": False, "flash_attention": 2},
-    data_parallel={"buffer_passes": 1.0},  # grad_div_ar_fusion, later average_in_collective; no search for NaN
+    # grad_div_ar_fusion, later average_in_collective; no search for NaN
+    data_parallel={"buffer_passes": 1.0, "scaling_passes": 0.0},
 )
 
 #: Its runs take as long as with cuDNN's attention.

@@ -49,17 +49,33 @@ def linear_table(*parts: dict[str, Any]) -> Table:
 
 
 def test_layouts_are_shrunk_towards_their_priors() -> None:
-    # 10 input gradients take 1.2 times the forward: half of the way from the prior, 1.005, in logarithms; 30 accumulating
-    # weight gradients 1.3 times: three quarters of the way from 1.06. The prior's uncertainty shrinks alike
+    # 10 input gradients take 1.2 times the forward: half of the way from the prior, 1.005, in logarithms; 30 weight gradients
+    # 1.3 times: three quarters of the way from 1.03. The prior's uncertainty shrinks alike
     fit = LinearModel.fit(
-        linear_table(linear_rows("TN", 20, 1.0), linear_rows("NN", 10, 1.2), linear_rows("NT", 30, 1.3, accumulate=True)),
-        DEVICE,
+        linear_table(linear_rows("TN", 20, 1.0), linear_rows("NN", 10, 1.2), linear_rows("NT", 30, 1.3)), DEVICE
     )
     part = fit.parts["bf16"]
     assert part.layout_factor[1, 0] == pytest.approx(math.sqrt(1.005 * 1.2), rel=1e-6)
-    assert part.layout_factor[2, 1] == pytest.approx(1.06**0.25 * 1.3**0.75, rel=1e-6)
-    np.testing.assert_allclose(part.layout_factor[[0, 0, 1, 2], [0, 1, 1, 0]], [1, 1.02, 1.02, 1.03])
-    assert part.layout_uncertainty[[1, 2], [0, 1]] == pytest.approx([0.04 / 2, 0.05 / 4])
+    assert part.layout_factor[2, 0] == pytest.approx(1.03**0.25 * 1.3**0.75, rel=1e-6)
+    np.testing.assert_allclose(part.layout_factor[[0, 0, 1, 2], [0, 1, 1, 1]], [1, 1.02, 1.02, 0.98])
+    assert part.layout_uncertainty[[1, 2], [0, 0]] == pytest.approx([0.04 / 2, 0.05 / 4]) and part.adding == 0.77
+
+
+def test_gradients_added_in_fp32_show_a_share_of_the_buffers_traffic() -> None:
+    # 0.9 times the forward and half of 8 bytes an output; a tenth of the kernels take twice as long, which counts for little;
+    # those with buffers of 16 bits are of another kind
+    rows = linear_rows("NT", 300, 0.9, accumulate=True, size=256)
+    rows["k"] = 256 * (1 + np.arange(300) % 16)
+    buffer = 8 * rows["m"] * rows["n"] / DEVICE.memory_bandwidth
+    rows["seconds"] = 0.9 * bare_gemm(UNFITTED, rows["m"], rows["n"], rows["k"]) + 0.5 * buffer
+    rows["seconds"][::10] *= 2
+    halves = {**linear_rows("NT", 300, 3.0, accumulate=True), "out_dtype": np.full(300, "bf16")}
+    forward = {**linear_rows("TN", 20, 1.0), "out_dtype": np.full(20, "bf16")}
+    fit = LinearModel.fit(linear_table(forward, {**rows, "out_dtype": np.full(300, "fp32")}, halves), DEVICE)
+    part = fit.parts["bf16"]
+    assert part.layout_factor[2, 1] == pytest.approx(0.9, rel=0.02) and part.adding == pytest.approx(0.5, rel=0.1)
+    few, many = (fit.predict(4096, 4096, k, 1, 2, "bf16", [False, True]).seconds for k in (512, 65_536))
+    assert few[1] > 1.2 * few[0] and many[1] < many[0], "of many tokens the products cover it"
 
 
 def test_the_scale_of_a_laboratory_cancels() -> None:

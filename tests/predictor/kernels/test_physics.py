@@ -110,7 +110,10 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
     forward = float(bare_gemm(linear, 4096, 4096, 4096))
     layouts, adds = np.array([Layout.TN, Layout.NN, Layout.NT, Layout.TN, Layout.NN, Layout.NT]), np.arange(6) > 2
     found = linear.predict(4096, 4096, 4096, 1, layouts, "bf16", adds)
-    np.testing.assert_allclose(found.seconds / forward, [1, 1.005, 1.03, 1.02, 1.02, 1.06], rtol=1e-12)
+    buffer = 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth  # a share of reading and writing the fp32 gradients
+    np.testing.assert_allclose(
+        (found.seconds - [0, 0, 0, 0, 0, buffer]) / forward, [1, 1.005, 1.03, 1.02, 1.02, 0.98], rtol=1e-12
+    )
     np.testing.assert_allclose(found.relative_std, np.hypot(0.25, [0, 0.04, 0.05, 0.05, 0.05, 0.05]), rtol=1e-12)
     assert (found.basis == Basis.ROOFLINE).all()
     # experts: between Transformer Engine's grouped kernels of A100 and B200, and 20% more uncertain
@@ -203,5 +206,5 @@ def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model
     # 512 tokens: 8 bytes a weight, and two operands of 8192 x 512 in bf16, over what GEMMs reach of 3.35 TB/s
     moved = 8 * weights**2 + 2 * 2 * weights * tokens
     least = physics.launch + moved / (physics.bandwidth * 3.35e12)
-    assert added[:2] == pytest.approx(least[:2]) and (added[:2] > 1.5 * plain[:2]).all()
-    assert plain[2] < added[2] < 1.1 * plain[2]  # of many tokens the arithmetic covers it
+    assert (added >= least * (1 - 1e-12)).all() and added[0] < 1.2 * least[0] and (added[:2] > 1.5 * plain[:2]).all()
+    assert plain[2] < added[2] < 1.1 * plain[2]  # of many tokens the arithmetic is most of it

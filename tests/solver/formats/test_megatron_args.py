@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from toy import toy_cost
+from toy import BEFORE_HOPPER, toy_cost
 
 from profiler.errors import InputError
 from solver.formats.cases.reading import case_of
@@ -546,7 +546,7 @@ def predicted(flags: dict[str, Any], **measured: Any) -> Prediction:
              "megatron_args": {**SMALL, **flags}, "measured": {"peak_memory_gib": 1.0, **measured}}  # fmt: skip
     case = case_of(plain)
     assert case.skipped is None and case.model is not None and isinstance(case.strategy, Strategy)
-    cost = toy_cost()
+    cost = toy_cost(device=BEFORE_HOPPER)
     problem = problem_of(case.model, case.strategy, cluster_of(cost.device, {}), cost)
     return Prediction(case, None, estimate_layouts(problem, Layouts.of([case.strategy])), 0)
 

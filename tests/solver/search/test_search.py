@@ -335,7 +335,7 @@ def test_a_model_that_fits_nowhere_states_how_much_it_needs() -> None:
     with pytest.raises(InputError) as caught:
         search(problem, 32)
     found, _ = brute_force(problem, 32)
-    assert f"{found.memory.device.min() / 2**30:.1f} GiB of 1.0 GiB" in str(caught.value)
+    assert f"{found.memory.device.min() / 2**30:.3g} GiB of 1 GiB" in str(caught.value)
     assert str(len(found)) in str(caught.value)
 
 

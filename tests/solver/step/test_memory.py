@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hybrid import ATTENTION, HYBRID, MAMBA, MLP
 from round_trip import model_of
-from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
+from toy import BEFORE_HOPPER, DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.layers.program import LINEARS
@@ -499,7 +499,7 @@ def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:
     ],
 )
 def test_workspaces_of_cublas(settings: dict[str, Any], mebibytes: float) -> None:
-    problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN, **{"framework": "megatron-core", **settings})
+    problem = make_problem(TINY, 1, toy_cost(device=BEFORE_HOPPER), **TINY_RUN, **{"framework": "megatron-core", **settings})
     assert workspace_bytes(problem) == mebibytes * 2**20
 
 
