@@ -35,7 +35,7 @@ COLUMNS = (
 #: Columns without which a file is no workload; old logs lack the size of the group, others what was not measured.
 _NEEDED = ("comm_type", "comm_group", "msg_size", "stage")
 #: A GEMM of two operands as AICB prints it, without commas: ((tokens batch k) (k n)).
-_SHAPES = re.compile(r"\(((?:\((?:\d{1,15} ?)+\) ?)+)\)")
+_SHAPES = re.compile(r"\(((?:\([0-9][0-9 ]*\) ?)+)\)")
 
 WHAT = "an AICB Workload CSV"
 _MOST_BYTES = 1 << 29
@@ -163,7 +163,7 @@ _DIGITS = 18  #: of a size, below 2^63
 def _size(text: str, where: str) -> Number | Gemm | None:
     found = _SHAPES.fullmatch(text.replace(",", ""))
     if found:
-        shapes = [shape.split() for shape in re.findall(r"\(([\d ]*)\)", found[1])]
+        shapes = [shape.split() for shape in re.findall(r"\(([0-9 ]*)\)", found[1])]
         if any(len(size) > _DIGITS for shape in shapes for size in shape):
             raise InputError(f"{where} is {shown(text)}; a size of a GEMM has at most {_DIGITS} digits")
         return Gemm(tuple(tuple(map(int, shape)) for shape in shapes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -113,3 +114,16 @@ def test_numbers_that_no_program_holds(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_workload_text(text, "x")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shapes", ["((" + "9" * 40 + "x 3) (4 5))", "((1 2) (" + "3 " * 5000 + "x))", "(" + "(1 2) " * 5000 + "x)"]
+)
+def test_sizes_of_many_digits_are_refused_at_once(shapes: str) -> None:
+    lines = TABLE.splitlines()
+    at = lines[0].split(",").index("msg_size")
+    cells = lines[1].split(",")
+    started = time.process_time()
+    with pytest.raises(InputError, match="msg_size"):
+        parse_workload_csv("\n".join([lines[0], ",".join([*cells[:at], shapes, *cells[at + 1 :]])]), "x")
+    assert time.process_time() - started < 1.0
