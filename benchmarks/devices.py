@@ -42,7 +42,7 @@ _COSTS = (
     "* **Peak.** At the power limit a higher peak changes nothing, and the profile's note says so. A 16-bit peak that rises",
     "  alone says that the units of narrower formats have grown less than those of 16 bits: NVFP4 on a chip whose NVFP4 peak",
     "  had grown more than its 16-bit peak is then slower.",
-    "* **Measured and derived.** A second laboratory timed B200's GEMMs 1.42 times as long as the first at full clocks, which",
+    "* **Measured and derived.** A second laboratory timed B200's GEMMs 1.43 times as long as the first at full clocks, which",
     "  the measured profile takes over; devices derived from it take the median of laboratories, 1.154. B200 derived from",
     "  itself is so 12 to 20% faster than measured, and of what GB200, B300 and GB300 are above B200 that much is no",
     "  difference of the chips.",

@@ -299,11 +299,12 @@ MIXED = {"ep": 8, "tp": 2, "tp_mode": "msp", "dp": 8}
 
 @pytest.mark.parametrize(("model", "layout"), [("llama2_7b", DENSE), ("mixtral_8x7b", MIXED)])
 def test_kernel_times_fill_the_same_layout_with_about_its_own_times(model: str, layout: dict[str, int | str]) -> None:
-    """Each kernel once, in however many rows a block's messages split it; backward by the rules of the fill."""
+    """Each kernel once, in however many rows a block's messages split it; backward by the rules of the fill, which know nothing
+    of the fp32 buffers that weight gradients are added to."""
     _, solutions = priced(model, **layout)
     text, _, _ = exported(model, **layout)
     filled = fill_text(text, kernel_times(stage_work(solutions, 0), step_work(solutions, 0)))
-    for part, tolerance in (("forward", 0.05), ("input_grad", 0.2), ("weight_grad", 0.05)):
+    for part, tolerance in (("forward", 0.05), ("input_grad", 0.2), ("weight_grad", 0.1)):
         ours, again = (
             sum(getattr(row, part).compute for row in one.rows if row.name.startswith(("attention", "mlp")))
             for one in (text, filled)
