@@ -17,6 +17,8 @@ _DDP: Mapping[str, Any] = {"use_distributed_optimizer": True, "overlap_grad_redu
 #: Recipes of GLM have the native cross entropy.
 _MODEL: Mapping[str, Any] = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "cross_entropy_fusion_impl": "te"}
 _EXPERTS: Mapping[str, Any] = {"moe_grouped_gemm": True, "moe_permute_fusion": True, "expert_tensor_parallel_size": 1}
+#: What recipes of larger models set, and nothing but the recipe says.
+_OF_LAYOUTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel")
 _BACKEND = "moe_flex_dispatcher_backend"
 _PRECISION_DECIDES = (
     "ddp.grad_reduce_in_fp32 false holds if the recipe's mixed_precision has it too, as those of DeepSeek and Kimi have: "
@@ -37,7 +39,11 @@ def over_recipe(sections: Section, experts: bool, where: str) -> tuple[Section, 
         missing = {key: value for key, value in usual.items() if key not in section}
         section.update(missing)
         words += [f"{key} {value}" for key, value in missing.items() if key not in overlap]  # which comm_overlap sets anew
-    notes = (f"the file changes a recipe, which is taken to have {', '.join(words)}",) if words else ()
+    notes: tuple[str, ...] = (f"the file changes a recipe, which is taken to have {', '.join(words)}",) if words else ()
+    unsaid = [key for key in _OF_LAYOUTS if key not in found["model"]]
+    if unsaid:
+        words_of = ", ".join(f"model.{key}" for key in unsaid)
+        notes += (f"not stated, and taken as 1 or off, though the recipe may set it: {words_of}",)
     narrow = not file.section("ddp").flag("grad_reduce_in_fp32", True) and "mixed_precision" not in sections
     return found, (*notes, *((_PRECISION_DECIDES,) if narrow else ()))
 

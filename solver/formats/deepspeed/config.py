@@ -91,6 +91,7 @@ def read_deepspeed(source: Source) -> FileRun:
         raise zero.wrong("offload_optimizer", "{'device': 'cpu'} beside --cpu-optimizer of its script")
     launched = _launched(words, script, source, settings["precision"]) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
+    settings, told = _sharded_by_pipelines(file, settings, stated)
     if settings["zero"]:
         settings["zero_shard_size"] = stated.get("dp", -1)
     model = launched.model if launched else model_beside(source, _NO_MODEL)
@@ -109,7 +110,23 @@ def read_deepspeed(source: Source) -> FileRun:
     )
     layout |= {"framework": framework}
     notes, per_node = (launched.notes, launched.gpus_per_node) if launched else ((), 0)
-    return FileRun(model, layout, assumed, ignored, (*_timers(file), *notes), refusals, per_node)
+    return FileRun(model, layout, assumed, ignored, (*_timers(file), *told, *notes), refusals, per_node)
+
+
+def _sharded_by_pipelines(
+    file: SectionReader, settings: dict[str, Any], stated: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings, and a line, where a pipeline in bf16 without ZeRO shards its states all the same.
+
+    Its optimizer is then BF16_Optimizer, which keeps fp32 weights and moments of a rank's part only, and in which gradients are
+    added in fp32 unless the file says otherwise (deepspeed/runtime/engine.py of 2022 and 2023, get_data_types and
+    _do_optimizer_sanity_check).
+    """
+    if settings["zero"] or settings["precision"] != "bf16" or stated.get("pp", 1) == 1:
+        return settings, ()
+    wide = {} if file.section("data_types").get("grad_accum_dtype", AUTO) not in (AUTO, None) else {"grad_dtype": "fp32"}
+    line = "zero_optimization.stage 0 with a pipeline in bf16 is estimated as ZeRO-1, as DeepSpeed's BF16_Optimizer shards"
+    return {**settings, "zero": 1, **wide}, (line + (", with gradients added in fp32" if wide else ""),)
 
 
 def _timers(file: SectionReader) -> tuple[str, ...]:

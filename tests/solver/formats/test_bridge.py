@@ -386,6 +386,23 @@ def test_kernels_that_are_not_fused_are_left_out_and_said(tmp_path: Path) -> Non
     assert not any("left out" in note for note in fused.notes)
 
 
+def test_what_dist_sets_counts_for_ddp(tmp_path: Path) -> None:
+    sharding = "ddp:\n  data_parallel_sharding_strategy: optim_grads_params\n"
+    for section, zero in (("use_megatron_fsdp: true", 3), ("use_megatron_fsdp: false", 1)):
+        text = OVERRIDES.replace("use_megatron_fsdp: false", section).replace("ddp:\n", sharding)
+        assert load(tmp_path, text, "qwen3_30b_a3b").layout["zero"] == zero
+    with pytest.raises(InputError, match="dist.use_torch_fsdp2 is True; it must be false"):
+        load(tmp_path, OVERRIDES.replace("use_megatron_fsdp: false", "use_torch_fsdp2: true"), "qwen3_30b_a3b")
+    mapped = load(tmp_path, OVERRIDES.replace("use_megatron_fsdp: false", "use_tp_pp_dp_mapping: true"), "qwen3_30b_a3b")
+    assert any("the order of the ranks, with pipeline stages before replicas" in note for note in mapped.notes)
+
+
+def test_sizes_that_only_the_recipe_knows_are_named(tmp_path: Path) -> None:
+    config = load(tmp_path, OVERRIDES.replace("  tensor_model_parallel_size: 2\n", ""), "qwen3_30b_a3b")
+    sizes = "model.tensor_model_parallel_size, model.context_parallel_size"
+    assert f"not stated, and taken as 1 or off, though the recipe may set it: {sizes}" in config.notes
+
+
 def test_a_recipe_that_is_a_program_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "recipe.py"
     path.write_text("from megatron.bridge.recipes.llama import llama3_8b_pretrain_config\n")

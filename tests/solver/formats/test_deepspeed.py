@@ -72,6 +72,20 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
         assert_same_estimate(model, runs[:4])
 
 
+def test_a_pipeline_in_bf16_shards_its_states_without_zero_too(tmp_path: Path) -> None:
+    """BLOOM's settings: stage 0, "it implements its own zero stage 1 equivalent"."""
+    settings = {**EXAMPLE, "zero_optimization": {"stage": 0}}
+    config = load(tmp_path, settings, SCRIPT.replace("--zero-stage=1", "--zero-stage=0"))
+    assert (config.layout["zero"], config.layout["zero_shard_size"], config.layout["grad_dtype"]) == (1, 2, "fp32")
+    assert any(
+        "estimated as ZeRO-1, as DeepSpeed's BF16_Optimizer shards, with gradients added in fp32" in n for n in config.notes
+    )
+    narrow = load(tmp_path, {**settings, "data_types": {"grad_accum_dtype": "bf16"}}, SCRIPT.replace("=1\n", "=0\n"))
+    assert (narrow.layout["zero"], narrow.layout["grad_dtype"]) == (1, "bf16")
+    flat = SCRIPT.replace("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 1").replace("=1\n", "=0\n")
+    assert load(tmp_path, settings, flat).layout["zero"] == 0
+
+
 def test_only_arguments_of_the_fork_are_written(tmp_path: Path) -> None:
     """Selective recomputation has no modules there, and states on the host need its own Adam and no more flags."""
     model = model_of("llama3_8b")
@@ -454,7 +468,7 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
         return capsys.readouterr().out
 
     path = str(tmp_path / "best.json")
-    searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework deepspeed --top 1 --fix recompute=none,zero=0"
+    searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework deepspeed --top 1 --fix recompute=none,zero=1"
     out = command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
     assert f"wrote {path}" in out and f"wrote {tmp_path}/best.sh" in out
     assert "tokens/GPU/s" in command("--config", path)

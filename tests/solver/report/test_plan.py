@@ -238,7 +238,7 @@ def test_a_derived_machine_beside_the_one_it_is_derived_from_is_no_equal_compari
     words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --min_gpus 64 --max_gpus 64 --machines "
     assert main([*words.split(), "b200_sxm,b300"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "b300 beside b200_sxm: GEMMs and attention of the latter carry a factor of 1.23 that a second laboratory" in shown
+    assert "b300 beside b200_sxm: GEMMs and attention of the latter carry a factor of 1.24 that a second laboratory" in shown
     assert main([*words.split(), "h100_sxm,h200_sxm"]) == 0
     assert " beside " not in capsys.readouterr().out
 
