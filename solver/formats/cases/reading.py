@@ -36,7 +36,8 @@ MAX_BYTES = 1 << 28  #: limit of a file of cases
 _LINE = "line"  #: begins the id of what is no case
 #: What was measured, and what profiler.train writes beside it.
 _MEASURED = (
-    "step_s", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory", "spread", "repeats", "losses", "gradient_norm",
+    "step_s", "tgs", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory", "spread", "repeats", "losses",
+    "gradient_norm",
 )  # fmt: skip
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
@@ -115,6 +116,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         model, layouts = _run(sections["model"], sections["run"], hardware, assumptions)
         sections["cluster"] |= _host_link(layouts[0], sections["cluster"], hardware, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
+        sections["measured"] = _with_seconds(sections["measured"], layouts[0])
     except InputError as error:
         model, layouts, skipped = None, (), str(error)
     for section, known in (("cluster", FIGURES), ("measured", _MEASURED)):
@@ -186,6 +188,15 @@ def _check_section(section: str, values: Mapping[str, Any]) -> None:
             whole_number("gpus_per_node", values["gpus_per_node"])
     except InputError as error:
         raise InputError(f"{section} key {error}") from None
+
+
+def _with_seconds(measured: dict[str, Any], layout: Strategy) -> dict[str, Any]:
+    """Return what was measured with the seconds of a step, where tokens per GPU per second (tgs) are stated in their place."""
+    if "tgs" not in measured:
+        return measured
+    if "step_s" in measured:
+        raise InputError("step_s and tgs both say how long a step takes; leave one out")
+    return {**measured, "step_s": layout.tokens / layout.world_size / measured["tgs"]}
 
 
 def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> None:

@@ -222,3 +222,14 @@ def test_dualpipe_is_its_half_with_twice_the_replicas() -> None:
 def test_other_names_of_schedules_are_explained(name: str, hint: str) -> None:
     with pytest.raises(InputError, match=hint):
         Strategy(world_size=16, seq_len=4096, dp=2, pp=8, schedule=name)
+
+
+def test_tokens_per_gpu_per_second_are_as_good_as_the_seconds_of_a_step() -> None:
+    # 64 sequences of 2,048 tokens on 16 GPUs: 8,192 tokens a GPU
+    given = {"framework": "megatron-core", "world_size": 16, "seq_len": 2048, "global_batch_size": 64, "micro_batch_size": 1}
+    plain = {"id": "x", "hardware": "h100_sxm", "model": MODEL, "run": given, "measured": {"tgs": 4096}}
+    case = case_of(plain)
+    assert case.skipped is None and case.measured["step_s"] == 2.0
+    assert not any("tgs" in assumption for assumption in case.assumptions)
+    both = case_of({**plain, "measured": {"tgs": 4096, "step_s": 2.0}})
+    assert both.skipped == "step_s and tgs both say how long a step takes; leave one out"
