@@ -89,6 +89,7 @@ class LinearModel:
 
         Those without measurements get the prior of the physical model (roofline). constants: those that need no search.
         """
+        table = _asked_for(table)
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
         parts: dict[str, _Part] = {}
         for name, machine in _machines(device).items():
@@ -272,7 +273,6 @@ def _fit_part(
     a forward pass beyond LAYOUT_PRIOR, and its uncertainty.
     """
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
-    table = _asked_for(table)
     rows = own_forward_rows(table)
     prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
     if gradients:
@@ -339,7 +339,8 @@ def _adding(ratio: np.ndarray, traffic: np.ndarray, usual: float) -> tuple[float
     """Return (factor, share) of ratio = factor + share * traffic, each held to its prior.
 
     Least squares of relative errors, repeated with less weight on those above _OUTLIER (soft L1). ratio: measured times over
-    forward ones. traffic: the buffer's time over these.
+    forward ones, both of the same laboratory. traffic: the buffer's time over forward times as fitted; where that laboratory is
+    slower than the fit, so is all of a step's GEMM (the derating), and the share is smaller by as much.
     """
     held = np.sqrt(_PRIOR_ROWS) * np.array([1.0, np.sqrt(np.mean(traffic**2))])
     rows, weight = np.stack([1 / ratio, traffic / ratio], axis=1), np.ones(len(ratio))

@@ -106,7 +106,7 @@ def trainings(
         if progress:
             progress(number, len(worlds))
     if not found:
-        raise InputError(f"none of {', '.join(map(str, worlds))} GPUs works; of the last: {none[worlds[-1]]}")
+        raise InputError(f"none of these numbers of GPUs works: {', '.join(map(str, worlds))}; of the last: {none[worlds[-1]]}")
     return found, none
 
 

@@ -43,14 +43,14 @@ def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, b
     """Return how probable it is that a training meets the deadline, and which is the cheapest that almost surely does."""
     if days is None:
         return ""
-    said = f" It meets {days:g} days with {probability(_probability(chosen, days))} probability"
+    said = f" It meets {days:g} days with {probability(_meets(chosen, days))} probability"
     sure = cheapest([one for one in found if one.days[2] <= days], days, budget)
     if sure is None or sure is chosen:
         return f"{said}."
     return f"{said}; the cheapest of those that do with 95%: {_in_words(sure)}."
 
 
-def _probability(one: Training, days: float) -> float:
+def _meets(one: Training, days: float) -> float:
     """Return how probable it is that a training takes no more than ``days``."""
     low, middle, high = one.days
     return float(normal_cdf(math.log(days / middle) / (math.log(high / low) / (2 * Z90))))
@@ -83,7 +83,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
     more = f"; {sure.world_size} to be 95% sure" if sure and sure is not enough else ""
     low, middle, high = enough.days
     spread = f"{rounded(middle)} days ({rounded(low)} to {rounded(high)} with 90% probability)"
-    met = f"meet {days:g} days with {probability(_probability(enough, days))} probability"
+    met = f"meet {days:g} days with {probability(_meets(enough, days))} probability"
     return f"{enough.world_size} GPUs, the fewest of those tried, {met}: {spread}{more}{_at_risk(enough)}."
 
 

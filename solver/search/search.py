@@ -79,8 +79,8 @@ def search(
 ) -> SearchResult:
     """Estimate every layout of ``problem.run.world_size`` ranks and a global batch of sequences, or of tokens.
 
-    top: number of best layouts to keep. progress(done, total) is called with numbers of splits. fixed: axes that do not vary,
-    by name (solver.search.fixed.AXES). max_sizes: largest tp, cp or pp. jobs: processes that share
+    top: number of best layouts to keep, at most 1000. progress(done, total) is called with numbers of splits. fixed: axes that
+    do not vary, by name (solver.search.fixed.AXES). max_sizes: largest tp, cp or pp. jobs: processes that share
     the work. Raises InputError if nothing divides or nothing fits.
     """
     sequences = _sequences(problem, global_batch_sequences, global_batch_tokens)

@@ -25,7 +25,7 @@ from solver.formats.bridge.recipe import over_recipe
 from solver.formats.bridge.rules import RULES
 from solver.formats.file_run import FileRun, Source
 from solver.formats.megatron.export import model_arguments
-from solver.formats.megatron.flags import LEFT_OUT, SHARDING
+from solver.formats.megatron.flags import SHARDING
 from solver.formats.megatron.given import with_what_they_need
 from solver.formats.megatron.rules import CORE
 from solver.formats.megatron.run import TEST_GPUS, run_of_arguments
@@ -56,7 +56,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     where, complete = str(source.path), is_complete(sections)
     sections, unknown = completed(sections, where) if complete else (sections, ())
     check_keys(sections, KNOWN, "", where)
-    sections, mapped = _with_dist(sections, where)
+    sections = _with_dist(sections, where)
     beside: ModelSpec | None = None
     taken: tuple[str, ...] = ()
     stated = SectionReader(sections, "", where, set()).section("model")
@@ -75,26 +75,19 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     world = world or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
     layout = {**read.layout, **_layout(file)}
-    notes = (*read.notes, *taken, *mapped, *_left_out(file), *_overruled(file))
+    notes = (*read.notes, *taken, *_left_out(file), *_overruled(file))
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
     return FileRun(read.model, layout, assumed, ignored, notes, refusals)
 
 
-def _with_dist(sections: Section, where: str) -> tuple[Section, tuple[str, ...]]:
-    """Return the sections with what ``dist`` sets in others, and notes on what of it is left out.
-
-    Megatron-FSDP is on where either of dist and ddp says so (Bridge's training/config.py). Raises InputError for torch's FSDP2.
-    """
-    dist = SectionReader(sections, "", where, set()).section("dist")
-    if dist.flag("use_torch_fsdp2", False):
-        raise dist.wrong("use_torch_fsdp2", "false: FSDP2 under Megatron-Core is not modelled")
-    if dist.flag("use_megatron_fsdp", False):
+def _with_dist(sections: Section, where: str) -> Section:
+    """Return the sections with Megatron-FSDP in ddp where dist says so (Bridge's training/config.py takes either)."""
+    if SectionReader(sections, "", where, set()).section("dist").flag("use_megatron_fsdp", False):
         sections = deepcopy(sections)
         sections["ddp"] = sections.get("ddp") or Section()
         sections["ddp"]["use_megatron_fsdp"] = True
-    mapped = dist.flag("use_tp_pp_dp_mapping", False)
-    return sections, (f"left out, although it may change times: {LEFT_OUT['use-tp-pp-dp-mapping']}",) if mapped else ()
+    return sections
 
 
 def _arguments(file: SectionReader, complete: bool) -> Flags:
@@ -126,10 +119,10 @@ def _over_model(beside: ModelSpec, model: SectionReader, stated: Flags) -> Flags
 def _left_out(file: SectionReader) -> list[str]:
     """Return in words what is stated and left out of the estimate: kernels that are not fused, and buckets of another size."""
     found = []
-    for dotted, what in LEFT_OUT_KEYS.items():
+    for dotted, (usual, what) in LEFT_OUT_KEYS.items():
         section, key = dotted.split(".")
         value = file.section(section).get(key)
-        if value is False or (value and not isinstance(value, bool)):
+        if value not in usual:
             found.append(f"left out of the estimate: {what} ({dotted} {value})")
     return found
 

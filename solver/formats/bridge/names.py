@@ -187,11 +187,12 @@ KNOWN: Known = keys(
     ),
 )
 #: Dotted key -> what is left out of the estimate where it is false or a number; flags that say the same are Megatron's.
-LEFT_OUT_KEYS: Mapping[str, str] = {
-    "model.apply_rope_fusion": LEFT_OUT["no-rope-fusion"],
-    "model.bias_activation_fusion": "the kernels of an unfused activation",
-    "model.bias_dropout_fusion": LEFT_OUT["no-bias-dropout-fusion"],
-    "ddp.bucket_size": LEFT_OUT["ddp-bucket-size"],
+LEFT_OUT_KEYS: Described = {
+    "model.apply_rope_fusion": ((True, None), LEFT_OUT["no-rope-fusion"]),
+    "model.bias_activation_fusion": ((True, None), "the kernels of an unfused activation"),
+    "model.bias_dropout_fusion": ((True, None), LEFT_OUT["no-bias-dropout-fusion"]),
+    "ddp.bucket_size": ((None, 0), LEFT_OUT["ddp-bucket-size"]),
+    "dist.use_tp_pp_dp_mapping": ((False, None), LEFT_OUT["use-tp-pp-dp-mapping"]),
 }
 _OFF = (False, None, "none")
 DESCRIBED: Described = {
@@ -201,5 +202,6 @@ DESCRIBED: Described = {
     "train.rampup_batch_size": ((None,), "a batch that grows"),
     "optimizer.optimizer": (("adam",), "another optimizer than Adam under Megatron-Bridge"),
     "model.fp8_wgrad": ((True, None), "weight gradients of an fp8 run in 16 bits"),
+    "dist.use_torch_fsdp2": ((False, None), "FSDP2 under Megatron-Core"),
     "ddp.outer_dp_sharding_strategy": (("no_shard",), "states that are sharded over the instances too"),
 }

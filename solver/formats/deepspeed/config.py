@@ -124,7 +124,7 @@ def _sharded_by_pipelines(
     """
     if settings["zero"] or settings["precision"] != "bf16" or stated.get("pp", 1) == 1:
         return settings, ()
-    wide = {} if file.section("data_types").get("grad_accum_dtype", AUTO) not in (AUTO, None) else {"grad_dtype": "fp32"}
+    wide = {"grad_dtype": "fp32"} if file.section("data_types").get("grad_accum_dtype", AUTO) == AUTO else {}
     line = "zero_optimization.stage 0 with a pipeline in bf16 is estimated as ZeRO-1, as DeepSpeed's BF16_Optimizer shards"
     return {**settings, "zero": 1, **wide}, (line + (", with gradients added in fp32" if wide else ""),)
 

@@ -31,7 +31,7 @@ LLM_FOUNDRY_2023 = Framework(
     data_parallel=DataParallel(
         reduce_scatter_copies=4.0,
         shards_units=True,
-        accumulating_gemms=False,
+        accumulating_gemms=False,  # autograd of FSDP1's views: no GEMM knows a buffer
         shard_cast_bytes=6.0,  # mixed_precision PURE: _flat_param.py, _use_low_precision_shard
         optimizer_bytes_per_parameter=80.0,  # composer's DecoupledAdamW: a kernel for each operation on fp32 shards
     ),

@@ -391,7 +391,7 @@ def test_what_dist_sets_counts_for_ddp(tmp_path: Path) -> None:
     for section, zero in (("use_megatron_fsdp: true", 3), ("use_megatron_fsdp: false", 1)):
         text = OVERRIDES.replace("use_megatron_fsdp: false", section).replace("ddp:\n", sharding)
         assert load(tmp_path, text, "qwen3_30b_a3b").layout["zero"] == zero
-    with pytest.raises(InputError, match="dist.use_torch_fsdp2 is True; it must be false"):
+    with pytest.raises(InputError, match="dist.use_torch_fsdp2 is True; it must be False or None, because FSDP2 under"):
         load(tmp_path, OVERRIDES.replace("use_megatron_fsdp: false", "use_torch_fsdp2: true"), "qwen3_30b_a3b")
     mapped = load(tmp_path, OVERRIDES.replace("use_megatron_fsdp: false", "use_tp_pp_dp_mapping: true"), "qwen3_30b_a3b")
     assert any("the order of the ranks, with pipeline stages before replicas" in note for note in mapped.notes)

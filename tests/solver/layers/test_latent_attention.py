@@ -71,6 +71,16 @@ def test_fused_kernels_turn_queries_in_place_and_write_keys_and_values_once() ->
     assert apart["assembly.forward"] == elements * 2 * (12 + 12 + 6)
 
 
+@pytest.mark.parametrize(
+    ("framework", "variant"),
+    [("megatron-core-0.12", "rope_eager"), ("nemo-24", "rope_eager"), ("megatron-bridge-25", "rope"), ("generic", "rope")],
+)
+def test_megatron_core_turns_latent_attention_with_a_chain_of_kernels(framework: str, variant: str) -> None:
+    """It refuses apply_rope_fusion beside it, though that of other attention is one kernel (transformer_config.py)."""
+    kinds = {op.label: op.variant for op in program(MLA, framework=framework).ops if op.name == "rope"}
+    assert kinds == {"rope.forward": variant, "rope.input_grad": f"{variant}_grad" if variant == "rope_eager" else variant}
+
+
 def test_what_goes_over_the_tensor_group_is_of_low_rank() -> None:
     layer = program(MLA, "msp", tp=2)
     sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.stream == "tp" and np.any(o.count)}

@@ -131,6 +131,11 @@ def test_a_capacity_factor_pads_every_expert() -> None:
     layer = program(ep=4, moe_capacity_factor=1.3)
     assert op(layer, "experts.w13.forward")["tokens_per_group"] == 84 * EXPERTS / 2
     assert op(layer, "dispatch.forward")["bytes"] == 84 * EXPERTS * HIDDEN * 2
+    # of equal rows the order by expert is a transposition: all are copied once each way
+    for name in ("sort.forward", "sort.input_grad", "unsort.forward", "unsort.input_grad"):
+        assert op(layer, name)["bytes"] == 2 * 84 * EXPERTS * HIDDEN * 2
+    kinds = {o.variant for o in layer.ops if o.name in ("sort", "unsort")}
+    assert kinds == {"copy"} and {o.variant for o in program(ep=4).ops if o.name == "sort"} == {"permute", "permute_grad"}
     with pytest.raises(InputError, match="moe_imbalance 2 changes nothing beside moe_capacity_factor 1.3"):
         program(ep=4, moe_capacity_factor=1.3, moe_imbalance=2.0)
 

@@ -64,6 +64,12 @@ def test_only_fp32_gradients_of_narrower_gemms_are_accumulated(precision: str, g
     assert not accumulated(gradient_accumulation_fusion=False), "a kernel of its own adds what these GEMMs write"
 
 
+@pytest.mark.parametrize("framework", ["llm-foundry-2024", "fsdp", "torchtitan-2025-06", "nanotron"])
+def test_gemms_of_autograd_write_16_bits_whatever_gradients_are(framework: str) -> None:
+    ops = ops_of("mtp", 1, framework=framework, grad_dtype="fp32")
+    assert not any(np.any(op.dims["accumulate"]) for op in ops.values() if op.kind == LINEAR)
+
+
 def test_deterministic_runs_fill_new_tensors_before_they_are_written() -> None:
     # torch.use_deterministic_algorithms: outputs of linears and of attention, 32 tokens, 2 bytes; weight gradients that are not
     # added to fp32 buffers: q, k, v 64 x 128

@@ -73,7 +73,7 @@ def test_spare_nodes_are_paid_for(offers: list[Training]) -> None:
 def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
     large = load_run_config("configs/models/llama3_405b.json").model
     problem = make_problem(large, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
-    with pytest.raises(InputError, match="none of 8, 16 GPUs works; of the last: none of .* fits on 16"):
+    with pytest.raises(InputError, match="none of these numbers of GPUs works: 8, 16; of the last: none of .* fits on 16"):
         trainings(problem.for_world, lambda _: 64, 1e12, [8, 16])
 
 

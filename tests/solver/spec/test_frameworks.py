@@ -301,3 +301,11 @@ def test_names_of_trainers_that_are_made_of_a_framework(name: str, other: bool) 
 def test_what_only_stands_for_a_trainer_is_less_certain() -> None:
     known, other = (tiny(name) for name in ("fsdp", "our trainer (FSDP)"))
     assert explain(other, 0).relative_std > explain(known, 0).relative_std
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm-2021", "megatron-lm-2023", "megatron-core-0.12"])
+def test_megatron_widens_the_gradients_of_bf16_runs_only(framework: str) -> None:
+    """arguments.py forces --accumulate-allreduce-grads-in-fp32 with --bf16."""
+    assert {kind: framework_of(framework).flags_of(kind)["grad_dtype"] for kind in ("bf16", "fp16", "fp8")} == {
+        "bf16": "fp32", "fp16": "fp16", "fp8": "fp32",
+    }  # fmt: skip
