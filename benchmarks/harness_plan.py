@@ -74,17 +74,17 @@ def seconds_of(item: Item, cost: CostModel) -> float:
     c: dict[str, Any] = {name: value if isinstance(value, str) else np.array([value]) for name, value in item.columns.items()}
     if item.op == "linear":
         layout = LAYOUTS.index(str(c["layout"]))
-        found = cost.linear(c["m"], c["n"], c["k"], 1, layout, c["accumulate"] > 0)
+        found = cost.kernels.linear(c["m"], c["n"], c["k"], 1, layout, c["accumulate"] > 0)
     elif item.op == "grouped_linear":
         which = list(PASSES).index(str(c["pass"]))
-        found = cost.grouped_linear(c["groups"], c["tokens_per_group"], c["n"], c["k"], which)
+        found = cost.kernels.grouped_linear(c["groups"], c["tokens_per_group"], c["n"], c["k"], which)
     elif item.op == "flash_attn":
         sizes = (c[name] for name in ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim"))
-        found = cost.flash_attn(*sizes, causal=True, backward=c["pass"] == "backward")
+        found = cost.kernels.flash_attn(*sizes, causal=True, backward=c["pass"] == "backward")
     elif item.op == "memory_bound":
-        found = cost.memory_bound(str(c["kind"]), c["bytes"])
+        found = cost.kernels.memory_bound(str(c["kind"]), c["bytes"])
     else:
-        found = cost.collective(item.op, c["bytes"], c["intra"], c["inter"], False)
+        found = cost.network.collective(item.op, c["bytes"], c["intra"], c["inter"], False)
     return float(np.ravel(found.seconds)[0])
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from predictor.corrections import Corrections
 from predictor.cost_model import CostModel
-from predictor.kernels.derating import OTHER_LABORATORY
+from predictor.host_costs import HostCosts
+from predictor.kernel_costs import AttentionKernel, KernelCosts
+from predictor.kernels.derating import OTHER_LABORATORY, Deratings
 from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES, DeviceUncertainty
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.kernels.gemm_physics import GemmPhysics
 from predictor.network.overlap import contention_on
+from predictor.network_costs import NetworkCosts
 from profiler.profile.profile import Derivation, Device
 
 #: Share of its peak that a chip's largest GEMMs reach where power does not hold its clocks down: the measured A100's do.
@@ -28,37 +32,48 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
     Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
     models run with the other device's figures, and the learnt corrections read the regimes that result.
     """
-    scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
+    corrections = Corrections(_uncertainty(device, derivation, links.device))
+    alike = derivation.similarity == "architecture"
+    kernels = replace(_kernels(base.kernels, device, derivation), corrections=corrections)
+    network = replace(_network(links.network, base, device, alike), corrections=corrections)
+    return CostModel(device, kernels, network, HostCosts(corrections=corrections))  # of another machine's host nothing is known
+
+
+def _kernels(base: KernelCosts, device: Device, derivation: Derivation) -> KernelCosts:
+    """Return the kernels of ``device``, from those of a measured one."""
+    scale = derivation.kernel_scale
     # what a laboratory's machine is slower than others is no property of its device
-    derating, quantised = min(base.derating, OTHER_LABORATORY.factor), base.quantised_derating
+    derating, quantised = min(base.deratings.linear, OTHER_LABORATORY.factor), base.deratings.quantised
     parts = base.linears.parts
     most = [factor * _room(parts.get(name, parts["bf16"]).physics)
             for name, factor in (("bf16", derating), ("fp8", quantised.factor))]  # fmt: skip
-    sustained, throttled = _at_power(device, slowdown, *most)
+    sustained, throttled = _at_power(device, derivation.power_slowdown, *most)
     linears = base.linears.on(sustained, throttled)
-    return replace(
-        links, device=device, linears=linears, grouped=replace(base.grouped, linear=linears),
-        attention=base.attention.on(sustained, throttled.get("bf16", 1.0)),
-        kernels=base.kernels.on(device),
-        collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
-        network_bandwidth=device.network_bandwidth,
-        contention=contention_on(device, base.device, base.contention, derivation.similarity == "architecture"),
-        derating=derating * scale.get("bf16", 1.0), base_derating=base.derating,
-        attention_derating=_attention_derating(base) * scale.get("bf16", 1.0),
-        quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
-        shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
-                      for key, rate in links.shared_links.items()},
-        attention_generation=base.device.flash_version if derivation.similarity == "architecture" else 0,
-        uncertainty=_uncertainty(device, derivation, links.device),
-        power_slowdown=1.0,
-        plain_layer_launch=0.0,  # another machine's host
+    deratings = Deratings(
+        linear=derating * scale.get("bf16", 1.0), attention=_attention_derating(base) * scale.get("bf16", 1.0),
+        quantised=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)), measured_on=base.deratings.linear,
+    )  # fmt: skip
+    generation = base.device.flash_version if derivation.similarity == "architecture" else 0
+    return KernelCosts(
+        device, linears, replace(base.grouped, linear=linears), base.attention.on(sustained, throttled.get("bf16", 1.0)),
+        base.memory.on(device), deratings, AttentionKernel(generation),
     )  # fmt: skip
 
 
-def _attention_derating(base: CostModel) -> float:
+def _network(links: NetworkCosts, base: CostModel, device: Device, alike: bool) -> NetworkCosts:
+    """Return the links of ``device``, from those of a measured one; alike: its chip is of the architecture of ``base``."""
+    wider = device.link_bandwidth / links.device.link_bandwidth
+    return replace(
+        links, device=device, collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device),
+        bandwidth=device.network_bandwidth, contention=contention_on(device, base.device, base.network.contention, alike),
+        shared_links={key: rate * wider for key, rate in links.shared_links.items()},
+    )  # fmt: skip
+
+
+def _attention_derating(base: KernelCosts) -> float:
     """Return the derating of attention: what training's kernels are faster, and what laboratories of others find slower."""
     kernels = TRAINING_ATTENTION if base.device.flash_version >= 4 else 1.0
-    return kernels * min(base.derating_of_attention / kernels, OTHER_LABORATORY.factor)
+    return kernels * min(base.deratings.attention / kernels, OTHER_LABORATORY.factor)
 
 
 def _uncertainty(device: Device, derivation: Derivation, links: Device) -> DeviceUncertainty:

@@ -16,14 +16,9 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
-from predictor.kernels.derating import (
-    Laboratories,
-    attention_derating_of,
-    compared_at_full_clocks,
-    derating_of,
-    power_slowdown_of,
-    quantised_derating_of,
-)
+from predictor.host_costs import HostCosts
+from predictor.kernel_costs import KernelCosts
+from predictor.kernels.derating import Laboratories, compared_at_full_clocks, deratings_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.known_constants import KnownConstants
@@ -33,12 +28,13 @@ from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
 from predictor.network.rank_skew import rank_skew_seconds
+from predictor.network_costs import NetworkCosts
 from profiler.errors import InputError, printable
 from profiler.files import replacing, source_digest
 from profiler.profile.profile import Profile, Table, gemm_flops
 
 _MODELS: dict[str, Any] = {
-    "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
+    "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "memory": MemoryBoundModel,
     "collectives": CollectiveModel, "exchanges": ExpertExchangeModel, "laboratories": Laboratories,
 }  # fmt: skip
 
@@ -62,7 +58,7 @@ def fit_all(profile: Profile) -> dict[str, Any]:
         "linears": linears,
         "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), in_a_step, laboratories.scales),
         "attention": attention,
-        "kernels": MemoryBoundModel.fit(profile.table("memory_bound"), profile.device, profile.laws.get("memory_bound")),
+        "memory": MemoryBoundModel.fit(profile.table("memory_bound"), profile.device, profile.laws.get("memory_bound")),
         "collectives": CollectiveModel.fit(profile),
         "exchanges": ExpertExchangeModel.fit(profile.table("expert_exchange"), profile.device),
         "laboratories": laboratories,
@@ -101,9 +97,9 @@ def cost_model(
     """
     if profile.derivation is not None:
         from_, of_links = profile.derivation.kernels, profile.derivation.links
-        kernels = cost_model(from_, None, cache_dir)
-        links = kernels if of_links is from_ else cost_model(of_links, None, cache_dir)
-        return derived_cost_model(kernels, profile.device, profile.derivation, links).with_network(network_bandwidth)
+        base = cost_model(from_, None, cache_dir)
+        links = base if of_links is from_ else cost_model(of_links, None, cache_dir)
+        return derived_cost_model(base, profile.device, profile.derivation, links).with_network(network_bandwidth)
     fits = _read_cache(profile, cache_dir) if cache_dir else None
     if fits is None:
         fits = _checked_fit(profile)
@@ -112,21 +108,18 @@ def cost_model(
     laboratories: Laboratories = fits.pop("laboratories")
     full_clocks = compared_at_full_clocks(profile, laboratories)
     linears = replace(fits["linears"], full_clocks=full_clocks)
-    attention = replace(fits["attention"], full_clocks=bool(full_clocks))
-    fits |= {"linears": linears, "grouped": replace(fits["grouped"], linear=linears), "attention": attention}
-    return CostModel(
-        device=profile.device,
-        network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
-        contention=contention(profile.device, profile.table("overlap")),
-        rank_skew=rank_skew_seconds(profile),
-        derating=derating_of(profile, laboratories),
-        attention_derating=attention_derating_of(profile, laboratories),
-        quantised_derating=quantised_derating_of(profile, laboratories),
-        power_slowdown=power_slowdown_of(profile),
+    kernels = KernelCosts(
+        device=profile.device, linears=linears, grouped=replace(fits["grouped"], linear=linears),
+        attention=replace(fits["attention"], full_clocks=bool(full_clocks)), memory=fits["memory"],
+        deratings=deratings_of(profile, laboratories),
+    )  # fmt: skip
+    network = NetworkCosts(
+        device=profile.device, collectives=fits["collectives"], exchanges=fits["exchanges"],
+        bandwidth=network_bandwidth or profile.device.network_bandwidth,
+        contention=contention(profile.device, profile.table("overlap")), rank_skew=rank_skew_seconds(profile),
         shared_links=_shared_links(profile.laws.get("intra_node") or {}),
-        plain_layer_launch=_plain_layer_launch(profile.table("host")),
-        **fits,
-    )
+    )  # fmt: skip
+    return CostModel(profile.device, kernels, network, HostCosts(plain_layer_launch=_plain_layer_launch(profile.table("host"))))
 
 
 def _plain_layer_launch(table: Table) -> float:

@@ -178,8 +178,10 @@ def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int
     from predictor.network.simulated import SimulatedNetwork, cache_file
 
     per, found = place.for_world(world).gpus_per_domain, read_calibration()
-    network = SimulatedNetwork(topology, cost.measured_collectives, world, per, found, cache_file(CACHE, topology, found))
-    return replace(cost, collectives=network)
+    network = SimulatedNetwork(
+        topology, cost.network.measured_collectives, world, per, found, cache_file(CACHE, topology, found)
+    )
+    return replace(cost, network=replace(cost.network, collectives=network))
 
 
 def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:

@@ -117,7 +117,7 @@ def scaled(cost_models: CostModels, learned: Learned) -> CostModels:
 
     def models(hardware: str, bandwidth: float | None) -> CostModel | None:
         cost = cost_models(hardware, bandwidth)
-        return None if cost is None else replace(cost, learned=learned)
+        return None if cost is None else cost.with_learned(learned)
 
     return models
 
@@ -138,7 +138,7 @@ def _conditions(used: Sequence[Prediction]) -> dict[str, object]:
 def run_conditions(p: Prediction) -> dict[str, object]:
     assert p.solutions is not None  # a timed prediction
     run, cost = p.solutions.problem.run, p.solutions.problem.cost
-    return conditions_of(cost.device.name, framework_of(run.framework).name, run.precision, cost.network_bandwidth)
+    return conditions_of(cost.device.name, framework_of(run.framework).name, run.precision, cost.network.bandwidth)
 
 
 def _prior(used: Sequence[Prediction]) -> np.ndarray:

@@ -14,7 +14,9 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
+from predictor.kernel_costs import KernelCosts
 from predictor.network.overlap import Contention
+from predictor.network_costs import NetworkCosts
 from profiler.profile.profile import Device
 from solver.layers.program import LayerKeys, LayerProgram
 from solver.search.space import cross, enumerate_splits
@@ -85,12 +87,13 @@ class _Collective:
         return _estimate(np.where(alone, 0.0, np.asarray(size) * rate))
 
 
-def toy_cost(**changes: Any) -> CostModel:
-    """Return the real CostModel with hand-made fits; ``changes`` replace its fields."""
-    fits: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
-                 "collectives": _Collective()}  # fmt: skip
-    given = {"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, "contention": Contention(CONTENTION)}
-    return CostModel(**given | fits | changes)
+def toy_cost(device: Device = DEVICE, **changes: Any) -> CostModel:
+    """Return the real CostModel with hand-made fits; ``changes`` replace fields of its kernels and its network, by name."""
+    kernels: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "memory": _Kernel()}
+    network: Any = {"collectives": _Collective(), "bandwidth": device.network_bandwidth, "contention": Contention(CONTENTION)}
+    for name, value in changes.items():
+        (kernels if name in KernelCosts.__dataclass_fields__ else network)[name] = value
+    return CostModel(device, KernelCosts(device, **kernels), NetworkCosts(device, **network))
 
 
 def toy_layout(world_size: int, seq_len: int = 4096, **choices: Any) -> Strategy:

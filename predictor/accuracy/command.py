@@ -119,11 +119,13 @@ def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda s
 def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> list[Path]:
     """Write ``cal/*.jpg`` and ``comm/*.jpg`` of one profile under ``folder``; returns their paths."""
     model = cost_model(accuracy.profile, cache_dir=cache_dir)
-    fits = {"linears": model.linears, "attention": model.attention, "kernels": model.kernels}
+    fits = {"linears": model.kernels.linears, "attention": model.kernels.attention, "memory": model.kernels.memory}
     try:
         kernels = pictures_kernels.draw(accuracy.profile, fits, folder / "cal", accuracy.scores)
-        drawn = kernels + pictures_comm.draw(accuracy.profile, model.measured_collectives, folder)
-        exchange = draw_exchange(accuracy.profile, model.exchanges, accuracy.scores, folder / "comm" / "expert_exchange.jpg")
+        drawn = kernels + pictures_comm.draw(accuracy.profile, model.network.measured_collectives, folder)
+        exchange = draw_exchange(
+            accuracy.profile, model.network.exchanges, accuracy.scores, folder / "comm" / "expert_exchange.jpg"
+        )
         return drawn + ([exchange] if exchange else [])
     except OSError as error:
         raise InputError(f"{folder}: cannot write pictures there: {error.strerror or error}") from None

@@ -47,8 +47,11 @@ def device_scores(profiles: Mapping[str, Profile], cache_dir: Path | None = None
 
 def _as_timed(cost: CostModel) -> CostModel:
     """Return the model of kernels as they are timed, in loops of each."""
-    linears, attention = replace(cost.linears, full_clocks=frozenset()), replace(cost.attention, full_clocks=False)
-    return replace(cost, linears=linears, attention=attention)
+    linears, attention = (
+        replace(cost.kernels.linears, full_clocks=frozenset()),
+        replace(cost.kernels.attention, full_clocks=False),
+    )
+    return replace(cost, kernels=replace(cost.kernels, linears=linears, attention=attention))
 
 
 def _before_and_after(op: str, regime: str, measured: np.ndarray, estimate: Estimate, naive: np.ndarray) -> Sequence[Score]:
@@ -78,7 +81,7 @@ def _predictions(profile: Profile, base: CostModel, found: CostModel) -> Iterato
     rows = rows.where(rows["seq_q"] >= LEAST_TOKENS)
     if len(rows) > 2 * OWN_POINTS:
         serving = mostly_serving(rows)
-        estimates = [model.attention.predict(*shape_of(rows), serving=serving) for model in (found, base)]
+        estimates = [model.kernels.attention.predict(*shape_of(rows), serving=serving) for model in (found, base)]
         peaks = other.peak_flops["bf16"] / device.peak_flops["bf16"]
         yield "flash_attn", rows["seconds"], _less_certain(estimates[0], found, "attention"), estimates[1].seconds * peaks
     yield from _memory_bound(profile.table("memory_bound"), base, found)
@@ -91,8 +94,8 @@ def _gemms(rows: Table, dtype: str, base: CostModel, found: CostModel, peaks: fl
     seconds = []
     for model in (found, base):
         m, n, k, batch = sizes
-        estimate = model.linears.predict(m, n, k, batch, dtype=dtype)
-        cast = model.linears.cast_seconds(sizes[0], sizes[2], sizes[3], dtype) if dtype == "fp8" else 0.0
+        estimate = model.kernels.linears.predict(m, n, k, batch, dtype=dtype)
+        cast = model.kernels.linears.cast_seconds(sizes[0], sizes[2], sizes[3], dtype) if dtype == "fp8" else 0.0
         seconds.append(estimate._replace(seconds=estimate.seconds + cast))
     kind = "quantised" if dtype == "fp8" else "linear"
     return rows["seconds"], _less_certain(seconds[0], found, kind), seconds[1].seconds * peaks
@@ -100,13 +103,15 @@ def _gemms(rows: Table, dtype: str, base: CostModel, found: CostModel, peaks: fl
 
 def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
     own = np.char.find(table["source"], SCALED) < 0  # what another device measured tells nothing about this one
-    rows = table.where(own & (table["bytes"] >= LEAST_BYTES) & np.isin(table["kind"], base.kernels.kinds))
+    rows = table.where(own & (table["bytes"] >= LEAST_BYTES) & np.isin(table["kind"], base.kernels.memory.kinds))
     if len(rows) <= 2 * OWN_POINTS:
         return
     ratio = base.device.memory_bandwidth / found.device.memory_bandwidth
     parts = [rows.where(rows["kind"] == kind) for kind in np.unique(rows["kind"])]
     measured = np.concatenate([part["seconds"] for part in parts])
-    estimates = [[model.kernels.predict(str(part["kind"][0]), part["bytes"]) for part in parts] for model in (found, base)]
+    estimates = [
+        [model.kernels.memory.predict(str(part["kind"][0]), part["bytes"]) for part in parts] for model in (found, base)
+    ]
     joined = [Estimate(*(np.concatenate(columns) for columns in zip(*found_, strict=True))) for found_ in estimates]
     yield "memory_bound", measured, _less_certain(joined[0], found, "memory_bound"), joined[1].seconds * ratio
 
@@ -120,8 +125,8 @@ def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterato
             size, seconds = node_points(table, int(ranks))
             large = size >= LEAST_BYTES
             if ranks > 1 and large.any():
-                own = found.collectives.predict(op, size[large], int(ranks), 1)
-                other = base.collectives.predict(op, size[large], int(ranks), 1)
+                own = found.network.collectives.predict(op, size[large], int(ranks), 1)
+                other = base.network.collectives.predict(op, size[large], int(ranks), 1)
                 parts.append((seconds[large], own, other.seconds))
     if parts:
         measured, estimates, others = zip(*parts, strict=True)
@@ -133,4 +138,4 @@ def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterato
 
 
 def _less_certain(estimate: Estimate, found: CostModel, kind: str) -> Estimate:
-    return estimate._replace(relative_std=np.hypot(estimate.relative_std, getattr(found.uncertainty, kind)))
+    return found.corrections.less_certain(estimate, kind)

@@ -73,7 +73,7 @@ def draw(profile: Profile, fits: Mapping[str, Any], out_dir: Path, scores: Seque
     kernels = profile.table("memory_bound")
     if len(rows := kernels.where(kernels["bytes"] > 0)):
         path = out_dir / "memory_bound.jpg"
-        written.append(draw_memory_bound(fits["kernels"], rows, device, known("memory_bound"), path))
+        written.append(draw_memory_bound(fits["memory"], rows, device, known("memory_bound"), path))
     return written
 
 

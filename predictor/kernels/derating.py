@@ -19,6 +19,23 @@ class Derating(NamedTuple):
     relative_std: float
 
 
+@dataclass(frozen=True)
+class Deratings:
+    """The deratings of a machine's kernels; 1 means as profiled.
+
+    linear, attention: of 16-bit GEMMs and attention. quantised: of GEMMs of less than 16 bits. power_slowdown: above 1 where
+    what the power limit costs was measured: this is the derating, and beside other work less is left of it
+    (solver.step.power).
+    measured_on: of a derived device, that of GEMMs on the measured one, as its laboratory found it.
+    """
+
+    linear: float = 1.0
+    attention: float = 1.0
+    quantised: Derating = Derating(1.0, 0.0)
+    power_slowdown: float = 1.0
+    measured_on: float = 0.0
+
+
 #: 16-bit GEMMs above 0.1 ms in a second laboratory over the main source at full clocks: A100 1.076 and H100 1.154 (Vidur), B200
 #: 1.42 (SimuMax): their median, and 1.48 times the median of how far their logarithms are from its own (0.07, 0 and 0.21, which
 #: stands apart).
@@ -48,6 +65,14 @@ class Laboratories:
             of, _, source = name.partition(" ")
             found[of][source] = (float(scale), int(rows))
         return cls(found["gemm"], found["attention"])
+
+
+def deratings_of(profile: Profile, laboratories: Laboratories) -> Deratings:
+    """Return the deratings of a measured device."""
+    return Deratings(
+        derating_of(profile, laboratories), attention_derating_of(profile, laboratories),
+        quantised_derating_of(profile, laboratories), power_slowdown_of(profile),
+    )  # fmt: skip
 
 
 def power_slowdown_of(profile: Profile) -> float:

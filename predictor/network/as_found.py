@@ -9,6 +9,7 @@ import numpy as np
 
 from predictor.estimate import Estimate
 from predictor.network.collective_points import sent_share
+from predictor.network.leaf_switches import LeafSwitches
 
 #: Bytes of the all-reduce that a stated bus bandwidth is taken to be of: large enough that latency does not count.
 PROBE_BYTES = 2.0**32
@@ -60,6 +61,43 @@ class FoundNetwork:
         jobs of 2, 4, 8, 16, 32 and 64 nodes found 0.96, 0.53, 0.48, 0.45, 0.49 and 0.47 (medians).
         """
         return nominal if nodes <= PAIR < self.nodes else nominal * self.share
+
+
+@dataclass(frozen=True)
+class AsFound:
+    """What a user stated of links and network, beside their nominal bandwidths.
+
+    link_slowdown: times inside a node over the profile's. network: between nodes, where an all-reduce was stated.
+    leaf_switches: where the uplinks of these are a bottleneck.
+    """
+
+    link_slowdown: float = 1.0
+    network: FoundNetwork | None = None
+    leaf_switches: LeafSwitches | None = None
+
+    @property
+    def is_nominal(self) -> bool:
+        """Whether all groups get the nominal bandwidth between nodes."""
+        return self.network is None and self.leaf_switches is None
+
+    def bandwidths(self, op: str, inter: np.ndarray, strided: np.ndarray, nominal: float) -> np.ndarray:
+        """Return bytes/s per accelerator between nodes of groups that span ``inter`` nodes, ``strided`` nodes apart."""
+        found = np.full(inter.shape, nominal)
+        if self.network is not None:
+            for nodes in np.unique(inter):
+                found[inter == nodes] = self.network.over(int(nodes), nominal)
+        if self.leaf_switches is not None:
+            found *= self.leaf_switches.share(op, inter, strided)
+        return found
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return in words what stated all-reduces and leaf switches make of the network and of the links, a sentence each."""
+        found = [each.text() for each in (self.network, self.leaf_switches) if each is not None]
+        if self.link_slowdown != 1.0:
+            which = "collectives" if self.link_slowdown > 1 else "all-reduces, and no other collectives,"
+            times = f"{self.link_slowdown:.2f} times the profile's time"
+            found.append(f"{which} inside a node or NVLink domain take {times}, as the stated all-reduce does")
+        return tuple(found)
 
 
 def bus_bandwidth(seconds: float, size: float, ranks: int) -> float:

@@ -122,7 +122,7 @@ def _beside_their_base(offers: Sequence[Inputs]) -> list[str]:
     for inputs in offers:
         derivation = inputs.profile.derivation
         base = measured.get(derivation.kernels.name) if derivation else None
-        apart = base.problem.cost.derating / inputs.problem.cost.derating if base else 1.0
+        apart = base.problem.cost.kernels.deratings.linear / inputs.problem.cost.kernels.deratings.linear if base else 1.0
         if base and apart > _APART:
             found.append(
                 f"{inputs.profile.name} beside {base.profile.name}: GEMMs and attention of the latter carry a factor of "

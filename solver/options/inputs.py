@@ -123,9 +123,10 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of
     between = describe_network(profile) if world > cluster_of_run.gpus_per_domain else ""
     network = "\n".join(filter(None, (links, between)))
     if TOPOLOGY in cluster:
-        simulated: Any = problem.cost.collectives
+        simulated: Any = problem.cost.network.collectives
         network = simulated.text()
-        problem = replace(problem, cost=replace(problem.cost, collectives=replace(simulated, notice=_tell)))
+        told = replace(problem.cost.network, collectives=replace(simulated, notice=_tell))
+        problem = replace(problem, cost=replace(problem.cost, network=told))
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     takes = args.world_size is None and "world_size" not in config.layout and bool(config.layout)
     return Inputs(config, profile, said, problem, network, times, takes)
@@ -144,8 +145,8 @@ def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
     Raises InputError where they were of another kind.
     """
     learned, cost = read_learned(path), problem.cost
-    learned.check(conditions_of(cost.device.name, problem.framework.name, problem.run.precision, cost.network_bandwidth))
-    return replace(problem, cost=replace(cost, learned=learned)), f"{said}; {learned.text()}"
+    learned.check(conditions_of(cost.device.name, problem.framework.name, problem.run.precision, cost.network.bandwidth))
+    return replace(problem, cost=cost.with_learned(learned)), f"{said}; {learned.text()}"
 
 
 def _world_size(given: int | None, config: RunConfig) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
+from predictor.host_costs import HOST_STD
 from predictor.learned import Learned
 from solver.layers.program import (
     FLASH_ATTN,
@@ -175,7 +175,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     )
     used = tuple(line for line in lines if line.seconds != 0.0)
     layout = solutions.layouts.strategy(index, solutions.problem.run)
-    seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.learned
+    seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.corrections.learned
     attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / priced_seconds(used)
     unstated = attention_std(solutions.problem, layout, attention)
     network = network_std(solutions, index)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.estimate import Z90
-from predictor.network.as_found import PROBE_BYTES
+from predictor.network.as_found import PROBE_BYTES, AsFound
 from predictor.network.collective_points import sent_share
 from profiler.errors import InputError
 from profiler.units import GIB, MIB
@@ -76,7 +76,7 @@ def _checks(problem: Problem, observed: Observation) -> Iterator[Finding]:
     inside, everywhere = observed.busbw_in_node, observed.busbw
     if problem.checks_collectives or not (inside and everywhere):
         return
-    if as_late_as_checks(problem.cost, problem.run.world_size, problem.cluster.gpus_per_domain, inside, everywhere):
+    if as_late_as_checks(problem.cost.network, problem.run.world_size, problem.cluster.gpus_per_domain, inside, everywhere):
         yield Finding(NOTE, "all-reduces are late in a node too, as with TORCH_DISTRIBUTED_DEBUG=DETAIL: see whether it is set")
 
 
@@ -103,8 +103,9 @@ def as_measured(problem: Problem, observed: Observation) -> Problem:
         return problem
     ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
     # an all-reduce over all ranks passed the leaf switches
-    cost = replace(problem.cost, leaf_switches=None) if observed.busbw else problem.cost
-    return replace(problem, cost=cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node))
+    network = problem.cost.network.with_leaf_switches(None) if observed.busbw else problem.cost.network
+    network = network.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node)
+    return replace(problem, cost=replace(problem.cost, network=network))
 
 
 def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
@@ -228,8 +229,8 @@ def _collective(solutions: Solutions, measured: Collectives) -> Finding:
     problem = solutions.problem
     large = measured.size >= LARGE if (measured.size >= LARGE).any() else measured.size <= max(SMALL, measured.size.min())
     size, taken = measured.size[large], measured.seconds[large]
-    nominal = replace(problem.cost, found=None, leaf_switches=None, link_slowdown=1.0, rank_skew=0.0)
-    nominal = nominal.with_network(problem.cluster.network_bandwidth)
+    bandwidth = problem.cluster.network_bandwidth
+    nominal = replace(problem.cost.network, bandwidth=bandwidth, as_found=AsFound(), rank_skew=0.0)
     estimate = nominal.collective(measured.op, size, measured.intra, measured.inter)
     ratio = taken / estimate.seconds
     off, allowed = float(np.log(np.median(ratio))), max(Z90 * float(np.median(estimate.relative_std)), _LEAST_OFF)

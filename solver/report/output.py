@@ -98,8 +98,8 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "cluster": vars(problem.cluster),
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in CONSTANTS if key != "world_size"},
-        "sustained_scale": problem.cost.derating,
-        "sustained_scale_of_attention": problem.cost.derating_of_attention,
+        "sustained_scale": problem.cost.kernels.deratings.linear,
+        "sustained_scale_of_attention": problem.cost.kernels.deratings.attention,
         "command": shlex.join(sys.argv),
         "versions": _versions(),
     }

@@ -172,13 +172,17 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
 
 
 def _derated(cost: CostModel) -> str:
-    if cost.power_slowdown > 1:
-        factor = f"GEMM and attention times x {cost.power_slowdown:.2f}"
+    if cost.kernels.deratings.power_slowdown > 1:
+        factor = f"GEMM and attention times x {cost.kernels.deratings.power_slowdown:.2f}"
         return f"power limit: {factor} where nothing else runs, less beside other work"
-    gemms, attention = cost.derating, cost.derating_of_attention
+    gemms, attention = cost.kernels.deratings.linear, cost.kernels.deratings.attention
     alike = f"{gemms:.2f}" == f"{attention:.2f}"
     factors = f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
-    itself = f" (on the measured device itself GEMM times x {cost.base_derating:.2f})" if cost.base_derating > gemms else ""
+    itself = (
+        f" (on the measured device itself GEMM times x {cost.kernels.deratings.measured_on:.2f})"
+        if cost.kernels.deratings.measured_on > gemms
+        else ""
+    )
     return f"{_CLOCKS[cost.origin]}: {factors}{itself}"
 
 

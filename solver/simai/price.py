@@ -90,7 +90,7 @@ def collective_prices(cost: CostModel, sizes: Sizes, node: int) -> Callable[[Col
             return 0.0
         if (collective, group, size) not in known:
             place = placement(np.array([ranks]), np.array([stride]), node)
-            found = cost.collective(_OPS[collective], np.array([float(size)]), *place)
+            found = cost.network.collective(_OPS[collective], np.array([float(size)]), *place)
             known[collective, group, size] = float(found.seconds[0])
         return known[collective, group, size]
 
@@ -172,7 +172,7 @@ def _send_us(cost: CostModel, size: int, sizes: Sizes, node: int) -> float:
         return 0.0
     apart = sizes.gpus // sizes.pp
     place = placement(np.array([2]), np.array([node if sizes.gpus > node else apart]), node)
-    return float(cost.collective("p2p", np.array([float(size)]), *place).seconds[0]) * 1e6
+    return float(cost.network.collective("p2p", np.array([float(size)]), *place).seconds[0]) * 1e6
 
 
 def chunks_of(workload: TextWorkload) -> int:

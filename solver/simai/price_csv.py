@@ -114,6 +114,6 @@ def _priced(
         ranks = 2 if _OPS[item.kind] == "p2p" else ranks
         place = placement(np.array([ranks]), np.array([stride]), node)
         there = ranks > 1 and size > 0
-        found = cost.collective(_OPS[item.kind], np.array([max(size, 1.0)]), *place).seconds if there else [0.0]
+        found = cost.network.collective(_OPS[item.kind], np.array([max(size, 1.0)]), *place).seconds if there else [0.0]
         known[group, item.kind, size] = float(found[0])
     return size, known[group, item.kind, size]

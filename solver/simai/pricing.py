@@ -95,12 +95,13 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
     profile, said = profile_of(name, args.pre_profiling_data_path, args.as_device)
     cost, cluster = machine(profile, stated, gpus)
     if TOPOLOGY in stated:
-        simulated: Any = cost.collectives
+        simulated: Any = cost.network.collectives
         said = f"{said}; {simulated.text()}"
     cluster = cluster.for_world(gpus)
     stated_busbw = (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
-    cost = replace(cost, leaf_switches=cluster.leaf_switches(gpus))
-    return cost.with_found_network(gpus, cluster.gpus_per_domain, *stated_busbw), cluster, said
+    network = cost.network.with_leaf_switches(cluster.leaf_switches(gpus))
+    network = network.with_found_network(gpus, cluster.gpus_per_domain, *stated_busbw)
+    return replace(cost, network=network), cluster, said
 
 
 def _simai_machine(cost: CostModel, cluster: Cluster) -> Machine:

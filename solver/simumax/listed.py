@@ -71,10 +71,13 @@ def with_listed(cost: CostModel, profile: Profile) -> CostModel:
     calls = _calls(attention, ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
                    (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
     unknown = MeasuredTimes.none()  # shapes that only a fit is made of are not known
-    parts = {name: replace(part, known=unknown) for name, part in cost.linears.parts.items()}
-    one = replace(cost, linears=ListedLinears(parts, listed=gemms), attention=replace(cost.attention, known=unknown),
-                  measured=calls if len(attention) else None)  # fmt: skip
-    return replace(one, grouped=ListedGrouped(**vars(cost.grouped), listed=experts))
+    parts = {name: replace(part, known=unknown) for name, part in cost.kernels.linears.parts.items()}
+    kernels = replace(
+        cost.kernels, linears=ListedLinears(parts, listed=gemms), attention=replace(cost.kernels.attention, known=unknown),
+        grouped=ListedGrouped(**vars(cost.kernels.grouped), listed=experts),
+        measured_attention=calls if len(attention) else None,
+    )  # fmt: skip
+    return replace(cost, kernels=kernels)
 
 
 def _listed(profile: Profile, op: str) -> Table:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from predictor.cost_model import CostModel
 from predictor.network.as_found import PROBE_BYTES, bus_bandwidth
+from predictor.network_costs import NetworkCosts
 from profiler.profile.profile import COLLECTIVES
 from solver.layers.program import Op
 from solver.spec.cluster import Cluster
@@ -59,7 +59,7 @@ def with_checks(estimates: OpEstimates, tensors: np.ndarray | float = np.inf) ->
     return replace(estimates, checks=checks)
 
 
-def are_collectives_checked(run: Run, cluster: Cluster, cost: CostModel) -> bool:
+def are_collectives_checked(run: Run, cluster: Cluster, network: NetworkCosts) -> bool:
     """Whether torch checks the collectives of a run: as it states, or as the all-reduces that its cluster states tell.
 
     Only where the framework's own launch scripts turn the checks on: then each stated all-reduce must be late by at least half
@@ -70,18 +70,18 @@ def are_collectives_checked(run: Run, cluster: Cluster, cost: CostModel) -> bool
     inside, everywhere = cluster.all_reduce_busbw_in_node, cluster.all_reduce_busbw
     if not (framework_of(run.framework).scripts_check_collectives and inside and everywhere):
         return False
-    return as_late_as_checks(cost, run.world_size, cluster.gpus_per_domain, inside, everywhere)
+    return as_late_as_checks(network, run.world_size, cluster.gpus_per_domain, inside, everywhere)
 
 
-def as_late_as_checks(cost: CostModel, world: int, node: int, inside: float, everywhere: float) -> bool:
+def as_late_as_checks(network: NetworkCosts, world: int, node: int, inside: float, everywhere: float) -> bool:
     """Whether both all-reduces, which reached these bus bandwidths [bytes/s], were late by at least half a check."""
     ranks = min(node, world)
     tests = ((ranks, 1, inside), (ranks, -(-world // node), everywhere))
-    return all(_late(cost, intra, inter, busbw) for intra, inter, busbw in tests if intra * inter > 1)
+    return all(_late(network, intra, inter, busbw) for intra, inter, busbw in tests if intra * inter > 1)
 
 
-def _late(cost: CostModel, intra: int, inter: int, busbw: float) -> bool:
+def _late(network: NetworkCosts, intra: int, inter: int, busbw: float) -> bool:
     """Whether an all-reduce that reached ``busbw`` was late by at least half a check."""
-    law = float(cost.collectives.predict("all_reduce", PROBE_BYTES, intra, inter, cost.network_bandwidth).seconds)
+    law = float(network.collectives.predict("all_reduce", PROBE_BYTES, intra, inter, network.bandwidth).seconds)
     took = law * bus_bandwidth(law, PROBE_BYTES, intra * inter) / busbw
     return bool(took - law > group_seconds(np.asarray(intra), np.asarray(inter)) / 2)

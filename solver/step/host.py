@@ -25,5 +25,5 @@ def launch_seconds(framework: Framework, cost: CostModel) -> float:
     """
     own = framework.kernels.launch_seconds
     if own is None:
-        own = cost.plain_layer_launch / PLAIN_LAUNCHES if cost.plain_layer_launch else ASSUMED_LAUNCH
-    return own * cost.factor("host")
+        own = cost.host.plain_layer_launch / PLAIN_LAUNCHES if cost.host.plain_layer_launch else ASSUMED_LAUNCH
+    return own * cost.host.factor

@@ -96,10 +96,10 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         last_program(*given, found.kinds[found.of_layer[-1]]),
     )  # fmt: skip
     parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
-    if problem.cost.power_slowdown > 1:
+    if problem.cost.kernels.deratings.power_slowdown > 1:
         of_kind = np.bincount(found.of_layer, minlength=len(found.kinds))
         sizes = [len(program.ops) for program in programs]
-        together = at_power(together, np.repeat([*of_kind, 1, 1], sizes), problem.cost.power_slowdown)
+        together = at_power(together, np.repeat([*of_kind, 1, 1], sizes), problem.cost.kernels.deratings.power_slowdown)
     if problem.checks_collectives:
         together = with_checks(together)
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):

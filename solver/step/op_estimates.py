@@ -168,10 +168,10 @@ def _distinct_answers(
     dims = {name: column[first] for name, column in zip(names, columns, strict=True)}
     answer: tuple[np.ndarray, ...] = _ask(cost, signature, dims)
     if names is _MESSAGE:
-        delay = cost.contention_seconds(signature.kind, dims["bytes"], dims["inter"], answer[0])
+        delay = cost.network.contention_seconds(signature.kind, dims["bytes"], dims["inter"], answer[0])
         answer = (*answer, delay / np.maximum(answer[0], 1e-30))
     elif signature.kind in (DISPATCH, COMBINE):
-        answer = (*answer, cost.contention.over(dims["inter"]))
+        answer = (*answer, cost.network.contention.over(dims["inter"]))
     return tuple(values[inverse] for values in answer)
 
 
@@ -187,23 +187,23 @@ def _by_signature(ops: Sequence[Op]) -> dict[_Signature, list[int]]:
 def _ask(cost: CostModel, signature: _Signature, dims: dict[str, np.ndarray]) -> Estimate:
     kind, variant, dtype = signature
     if kind == LINEAR:
-        return cost.linear(**dims, dtype=dtype)
+        return cost.kernels.linear(**dims, dtype=dtype)
     if kind == GROUPED_LINEAR:
-        return cost.grouped_linear(**dims, dtype=dtype, launched=variant != ONE_KERNEL)
+        return cost.kernels.grouped_linear(**dims, dtype=dtype, launched=variant != ONE_KERNEL)
     if kind == FLASH_ATTN:
-        return cost.flash_attn(**dims, dtype=variant)
+        return cost.kernels.flash_attn(**dims, dtype=variant)
     if kind == CHUNK_SCAN:
-        return cost.chunk_scan(**dims)
+        return cost.kernels.chunk_scan(**dims)
     if kind == STATE_SPACE:
-        return cost.state_space(**dims)
+        return cost.kernels.state_space(**dims)
     if kind == MEMORY_BOUND:
-        return cost.memory_bound(variant, dims["bytes"])
+        return cost.kernels.memory_bound(variant, dims["bytes"])
     if kind in (HOST_LINK, HOST_MEMORY):
-        return cost.host(kind, dims["bytes"])
+        return cost.host.transfer(kind, dims["bytes"])
     if kind in (DISPATCH, COMBINE):
-        return cost.expert_exchange(kind, dispatcher=variant, **dims)
+        return cost.network.expert_exchange(kind, dispatcher=variant, **dims)
     place = dims["intra"], dims["inter"], dims["strided"]
-    return cost.collective(kind, dims["bytes"], *place, waits=variant != BEFORE_ANOTHER)
+    return cost.network.collective(kind, dims["bytes"], *place, waits=variant != BEFORE_ANOTHER)
 
 
 #: Parts of a pass in the order of LayerTimes arrays; compute first, then exposed communication by group.

@@ -99,13 +99,13 @@ class Problem:
     @cached_property
     def checks_collectives(self) -> bool:
         """Whether torch checks every collective before it starts."""
-        return are_collectives_checked(self.run, self.cluster, self.cost)
+        return are_collectives_checked(self.run, self.cluster, self.cost.network)
 
     @property
     def as_found(self) -> tuple[str, ...]:
         """What was inferred from stated all-reduce bandwidths and leaf switches, one sentence each."""
         inferred = self.checks_collectives and self.run.collective_checks is None
-        return (CHECKS_INFERRED,) if inferred else self.cost.as_found()
+        return (CHECKS_INFERRED,) if inferred else self.cost.network.as_found.sentences()
 
     def is_frozen(self, group: str) -> bool:
         """Whether the parameters of a group (PARAMETER_GROUPS) are not trained."""
@@ -144,7 +144,8 @@ class Problem:
         cluster = whole.for_world(world)
         checked = self.checks_collectives or self.run.collective_checks  # what all-reduces over this world told
         run = self.run.replace(world_size=world, collective_checks=checked)
-        cost = replace(self.cost.for_world(world, cluster.gpus_per_domain), leaf_switches=cluster.leaf_switches(world))
+        network = self.cost.network.for_world(world, cluster.gpus_per_domain)
+        cost = replace(self.cost, network=network.with_leaf_switches(cluster.leaf_switches(world)))
         return replace(self, run=run, cluster=cluster, cost=cost)
 
 
@@ -163,13 +164,14 @@ def problem_of(model: ModelSpec, run: Run, cluster: Cluster, cost: CostModel) ->
         raise InputError(broken)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
+    network = cost.network.with_leaf_switches(cluster.leaf_switches(run.world_size))
     if cluster.link_peers != cost.device.link_peers:
-        cost = cost.with_link_peers(cluster.link_peers)
-    if not are_collectives_checked(run, cluster, cost):  # else what the stated all-reduces took is no matter of the links
-        cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+        network = network.with_link_peers(cluster.link_peers)
+    if not are_collectives_checked(run, cluster, network):  # else what the stated all-reduces took is no matter of the links
+        network = network.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     rates = {name: rate for name, rate in rates.items() if rate}
-    cost = replace(cost, host_rates=rates, leaf_switches=cluster.leaf_switches(run.world_size))
+    cost = replace(cost, network=network, host=replace(cost.host, rates=rates))
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
 
 

@@ -96,14 +96,14 @@ def with_timed_attention(
     used = {call.item: rows[call.item] for call in calls if call.item in rows}
     missing = len(_missing(calls, rows, recorder))
     said = _sentence(len(used), len(used.keys() - before.keys()), missing, len(made) - len(used) - missing)
-    cost = replace(problem.cost, measured=MeasuredAttention.of_rows(used.values()))
-    return replace(problem, cost=cost), "\n".join(filter(None, (said, trouble)))
+    kernels = replace(problem.cost.kernels, measured_attention=MeasuredAttention.of_rows(used.values()))
+    return replace(problem, cost=replace(problem.cost, kernels=kernels)), "\n".join(filter(None, (said, trouble)))
 
 
 def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:
     """Return the calls that can be timed correctly, with their seconds by the fit of the device's best kernel."""
     columns: dict[str, Any] = dict(made.columns)
-    expected = problem.cost.flash_attn(**columns).seconds / problem.cost.attention_scale
+    expected = problem.cost.kernels.flash_attn(**columns).seconds / problem.cost.kernels.attention_kernel.scale
     items = (attention_item(target, shape) for shape in made.shapes())
     found = zip(items, expected.tolist(), made.uses.tolist(), strict=True)
     return [Call(item, seconds, uses) for item, seconds, uses in found if item is not None]

@@ -12,7 +12,7 @@ from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
-from predictor.kernels.derating import Derating
+from predictor.kernels.derating import Derating, Deratings
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table
 
@@ -28,13 +28,13 @@ CALL = (1, 32, 32, 4, 4, 64, 64)
 )
 def test_older_generations_of_flash_attention_take_longer(best: int, framework: int, slower: float) -> None:
     cost = toy_cost(device=replace(DEVICE, flash_version=best))
-    assert cost.flash_attn(*CALL).seconds == pytest.approx(ATTENTION, rel=1e-12)
-    assert cost.with_flash_version(framework).flash_attn(*CALL).seconds == pytest.approx(slower * ATTENTION, rel=1e-12)
+    assert cost.kernels.flash_attn(*CALL).seconds == pytest.approx(ATTENTION, rel=1e-12)
+    assert cost.with_flash_version(framework).kernels.flash_attn(*CALL).seconds == pytest.approx(slower * ATTENTION, rel=1e-12)
 
 
 def test_only_the_backward_pass_of_attention_is_slower_where_it_is_deterministic() -> None:
     found = toy_cost(device=replace(DEVICE, flash_version=3)).with_flash_version(2, deterministic=True)
-    both = found.flash_attn(*(np.array([value] * 2) for value in CALL), backward=np.array([False, True])).seconds
+    both = found.kernels.flash_attn(*(np.array([value] * 2) for value in CALL), backward=np.array([False, True])).seconds
     assert both[0] == pytest.approx(1.6 * ATTENTION, rel=1e-12)
     # half of the published loss of 37.9%
     assert both[1] == pytest.approx(1.6 * ATTENTION * 5 / 2 / (1 - 0.1895), rel=1e-12)
@@ -43,40 +43,42 @@ def test_only_the_backward_pass_of_attention_is_slower_where_it_is_deterministic
 def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
     linears = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     cost, forward = toy_cost(linears=linears), bare_gemm(linears, 4096, 4096, 16_384)
-    assert cost.linear(4096, 4096, 16_384).seconds == pytest.approx(forward, rel=1e-12)
+    assert cost.kernels.linear(4096, 4096, 16_384).seconds == pytest.approx(forward, rel=1e-12)
     added = 0.98 * forward + 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth
-    assert cost.linear(4096, 4096, 16_384, layout=2, accumulate=True).seconds == pytest.approx(added, rel=1e-12)
+    assert cost.kernels.linear(4096, 4096, 16_384, layout=2, accumulate=True).seconds == pytest.approx(added, rel=1e-12)
 
 
 def test_a_gemm_in_parts_is_not_faster_than_whole(h100_model: CostModel) -> None:
     for m, parts in ((512, 4), (8192, 4), (8192, 1)):
-        whole, part = (float(h100_model.linear(rows, 4096, 4096).seconds) for rows in (m, m // parts))
-        found = float(h100_model.linear(np.array([m]), 4096, 4096, parts=np.array([parts])).seconds[0])
+        whole, part = (float(h100_model.kernels.linear(rows, 4096, 4096).seconds) for rows in (m, m // parts))
+        found = float(h100_model.kernels.linear(np.array([m]), 4096, 4096, parts=np.array([parts])).seconds[0])
         assert found == pytest.approx(max(whole, parts * part), rel=1e-12)
     assert found == whole
 
 
 def test_only_chips_that_read_fp8_in_one_order_transpose() -> None:
     newer = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "nvfp4": 4e15}))
-    assert toy_cost().memory_bound("transpose", 1000).seconds == pytest.approx(1000 * BYTE)
-    assert newer.memory_bound("transpose", 1000).seconds == 0
-    assert newer.memory_bound("quantize", 1000).seconds == pytest.approx(1000 * BYTE)
+    assert toy_cost().kernels.memory_bound("transpose", 1000).seconds == pytest.approx(1000 * BYTE)
+    assert newer.kernels.memory_bound("transpose", 1000).seconds == 0
+    assert newer.kernels.memory_bound("quantize", 1000).seconds == pytest.approx(1000 * BYTE)
 
 
 def test_quantised_gemms_have_a_derating_of_their_own() -> None:
-    hot = toy_cost(derating=1.25, quantised_derating=Derating(1.5, 0.12))
+    hot = toy_cost(deratings=Deratings(linear=1.25, attention=1.25, quantised=Derating(1.5, 0.12)))
     for dtype, factor, std in (("bf16", 1.25, 0.05), ("fp8", 1.5, 0.13), ("mxfp8", 1.5, 0.13), ("nvfp4", 1.5, 0.13)):
-        found = hot.linear(32, 64, 128, dtype=dtype)
+        found = hot.kernels.linear(32, 64, 128, dtype=dtype)
         assert found.seconds == pytest.approx(factor * 2 * 32 * 64 * 128 * FLOP, rel=1e-12)
         assert found.relative_std == pytest.approx(std, rel=1e-12)
 
 
 def test_the_derating_is_that_of_gemms_and_attention() -> None:
-    plain, hot = toy_cost(), toy_cost(derating=1.25)
-    assert hot.linear(32, 64, 128).seconds == pytest.approx(1.25 * 2 * 32 * 64 * 128 * FLOP, rel=1e-12)
-    assert hot.flash_attn(*CALL).seconds == pytest.approx(1.25 * ATTENTION, rel=1e-12)
-    assert hot.memory_bound("norm", 1000).seconds == plain.memory_bound("norm", 1000).seconds
-    assert hot.collective("all_gather", 1000, 8, 1).seconds == plain.collective("all_gather", 1000, 8, 1).seconds
+    plain, hot = toy_cost(), toy_cost(deratings=Deratings(1.25, 1.25))
+    assert hot.kernels.linear(32, 64, 128).seconds == pytest.approx(1.25 * 2 * 32 * 64 * 128 * FLOP, rel=1e-12)
+    assert hot.kernels.flash_attn(*CALL).seconds == pytest.approx(1.25 * ATTENTION, rel=1e-12)
+    assert hot.kernels.memory_bound("norm", 1000).seconds == plain.kernels.memory_bound("norm", 1000).seconds
+    assert (
+        hot.network.collective("all_gather", 1000, 8, 1).seconds == plain.network.collective("all_gather", 1000, 8, 1).seconds
+    )
 
 
 def test_strided_groups_share_the_links_of_a_node(tmp_path: Path) -> None:
@@ -89,26 +91,28 @@ def test_strided_groups_share_the_links_of_a_node(tmp_path: Path) -> None:
     }
     stated = {"laws": {"intra_node": {"all_reduce": by_ranks}}}
     made = cost_model(Profile("toy", DEVICE, {}, stated), cache_dir=tmp_path)
-    assert made.shared_links == {("all_reduce", 2): 3e9, ("all_reduce", 4): 3e9}
-    cost, size = toy_cost(shared_links=made.shared_links), 1e6
+    assert made.network.shared_links == {("all_reduce", 2): 3e9, ("all_reduce", 4): 3e9}
+    cost, size = toy_cost(shared_links=made.network.shared_links), 1e6
     alone, ranks = size * LINK, np.array([2, 4, 8])
-    np.testing.assert_allclose(cost.collective("all_reduce", size, ranks, 1, strided=0).seconds, [alone] * 3, rtol=1e-12)
     np.testing.assert_allclose(
-        cost.collective("all_reduce", size, ranks, 1, strided=1).seconds, [size / 3e9, size / 3e9, alone], rtol=1e-12
+        cost.network.collective("all_reduce", size, ranks, 1, strided=0).seconds, [alone] * 3, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        cost.network.collective("all_reduce", size, ranks, 1, strided=1).seconds, [size / 3e9, size / 3e9, alone], rtol=1e-12
     )
     # another op, or a slower network between nodes, is not changed
-    assert cost.collective("all_gather", size, 2, 1, strided=1).seconds == pytest.approx(alone, rel=1e-12)
+    assert cost.network.collective("all_gather", size, 2, 1, strided=1).seconds == pytest.approx(alone, rel=1e-12)
     slow = cost.with_network(1e9)
-    assert slow.collective("all_reduce", size, 2, 4, strided=1).seconds == pytest.approx(size / 1e9, rel=1e-12)
+    assert slow.network.collective("all_reduce", size, 2, 4, strided=1).seconds == pytest.approx(size / 1e9, rel=1e-12)
 
 
 def test_the_network_is_the_device_s_own_unless_another_is_given() -> None:
     cost = toy_cost()
-    assert cost.with_network(None).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 * NETWORK, rel=1e-12)
-    assert cost.with_network(1e9).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 / 1e9, rel=1e-12)
+    assert cost.with_network(None).network.collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 * NETWORK, rel=1e-12)
+    assert cost.with_network(1e9).network.collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 / 1e9, rel=1e-12)
 
 
 def test_attention_in_8_bits_takes_less_time_and_is_less_certain(h100_model: CostModel) -> None:
-    wide, narrow = (h100_model.flash_attn(*CALL, dtype=dtype) for dtype in ("", "fp8"))
+    wide, narrow = (h100_model.kernels.flash_attn(*CALL, dtype=dtype) for dtype in ("", "fp8"))
     assert narrow.seconds == pytest.approx(0.098 / 0.142 * wide.seconds, rel=1e-12)  # as H200's shortest call
     assert narrow.relative_std**2 == pytest.approx(wide.relative_std**2 + 0.1**2, rel=1e-9)

@@ -40,11 +40,13 @@ def on(sheet: Datasheet) -> CostModel:
 def estimates(model: CostModel) -> dict[str, Estimate]:
     """Return estimates of every kind of kernel, by its field of DeviceUncertainty."""
     return {
-        "linear": model.linear(SIDES, 4100, 4100),  # no measured shape: what was measured of the one is not of the other
-        "quantised": model.linear(SIDES, 4100, 4100, dtype="fp8"),
-        "attention": model.flash_attn(1, SIDES, SIDES, 32, 8, 128, 128),
-        "memory_bound": model.memory_bound("norm", SIDES * 2**16),
-        "collective": model.collective("all_gather", SIDES * 2**16, 8, 1),
+        "linear": model.kernels.linear(
+            SIDES, 4100, 4100
+        ),  # no measured shape: what was measured of the one is not of the other
+        "quantised": model.kernels.linear(SIDES, 4100, 4100, dtype="fp8"),
+        "attention": model.kernels.flash_attn(1, SIDES, SIDES, 32, 8, 128, 128),
+        "memory_bound": model.kernels.memory_bound("norm", SIDES * 2**16),
+        "collective": model.network.collective("all_gather", SIDES * 2**16, 8, 1),
     }
 
 
@@ -63,7 +65,9 @@ def test_one_format_of_an_arithmetic_is_enough(stated: str) -> None:
     sheet = DATASHEETS["h100_sxm"]
     peaks = {"bf16": 1500e12, stated: 3000e12}
     model = on(replace(sheet, device=replace(sheet.device, peak_flops=peaks), architecture="own", power=1400))
-    wide, narrow = (2 * 8192**3 / float(model.linear(8192, 8192, 8192, dtype=dtype).seconds) for dtype in ("bf16", stated))
+    wide, narrow = (
+        2 * 8192**3 / float(model.kernels.linear(8192, 8192, 8192, dtype=dtype).seconds) for dtype in ("bf16", stated)
+    )
     assert 0.6 * 1500e12 < wide < 1500e12 and 0.5 * 3000e12 < narrow < 3000e12
 
 
@@ -71,8 +75,8 @@ def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: C
     sheet = DATASHEETS["h100_sxm"]
     twice = on(replace(sheet, device=replace(sheet.device, memory_bandwidth=2 * sheet.device.memory_bandwidth)))
     size = np.array([2.0**20, 2.0**30])
-    before, after = h100.memory_bound("norm", size).seconds, twice.memory_bound("norm", size).seconds
-    launch = h100.memory_bound("norm", 1.0).seconds
+    before, after = h100.kernels.memory_bound("norm", size).seconds, twice.kernels.memory_bound("norm", size).seconds
+    launch = h100.kernels.memory_bound("norm", 1.0).seconds
     # the multiprocessors, which are as many, reach 2^-0.16 of it
     np.testing.assert_allclose(after - launch, (before - launch) / 2 * 2**0.16, rtol=1e-5)
 
@@ -80,10 +84,10 @@ def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: C
 def test_links_scale_what_comes_on_top_of_the_latency(fitted: Callable[[str], CostModel]) -> None:
     # the A800's NVLink has two thirds of the A100's rate
     a100, a800 = fitted("a100_sxm_80gb"), fitted("a800_sxm")
-    size, least = 2.0**28, float(np.exp(a100.collectives.curves.x.min()))
+    size, least = 2.0**28, float(np.exp(a100.network.collectives.curves.x.min()))
 
     def alone(model: CostModel, bytes_: float) -> float:
-        return float(model.collectives.predict("all_gather", bytes_, 8, 1).seconds)
+        return float(model.network.collectives.predict("all_gather", bytes_, 8, 1).seconds)
 
     latency = alone(a100, least)
     assert alone(a800, least) == pytest.approx(latency, rel=1e-6)
@@ -96,19 +100,19 @@ def test_power_slows_long_kernels_and_the_laboratory_stays_out(fitted: Callable[
     whole, capped = fitted("h100_sxm"), fitted("h100_96gb_500w")
 
     def ratio(m: int, n: int, k: int) -> float:
-        return float(capped.linear(m, n, k).seconds / whole.linear(m, n, k).seconds)
+        return float(capped.kernels.linear(m, n, k).seconds / whole.kernels.linear(m, n, k).seconds)
 
-    assert capped.derating == pytest.approx(whole.derating, rel=0.005)
+    assert capped.kernels.deratings.linear == pytest.approx(whole.kernels.deratings.linear, rel=0.005)
     assert ratio(16384, 16384, 16384) == pytest.approx((395 / 595) ** (-1 / 3), rel=0.03)
     memory = whole.device.memory_bandwidth / capped.device.memory_bandwidth
     assert ratio(64, 8192, 8192) == pytest.approx(memory, rel=0.1)
     # what the B200's second laboratory adds is no property of the chip: not more than the median of laboratories
-    assert fitted("b200_sxm").derating > 1.3 and fitted("gb200").derating == 1.154
+    assert fitted("b200_sxm").kernels.deratings.linear > 1.3 and fitted("gb200").kernels.deratings.linear == 1.154
     # a chip of a seventh of the rate at half the power is never at its limit: its large kernels reach 92% of its peak, without
     # what the H100's lose to power in training
     h20 = fitted("h20")
-    large = float(h20.linear(16384, 16384, 16384).seconds / whole.linear(16384, 16384, 16384).seconds)
-    held = 989.4 * whole.linears.parts["bf16"].physics.efficiency / whole.derating
+    large = float(h20.kernels.linear(16384, 16384, 16384).seconds / whole.kernels.linear(16384, 16384, 16384).seconds)
+    held = 989.4 * whole.kernels.linears.parts["bf16"].physics.efficiency / whole.kernels.deratings.linear
     assert large == pytest.approx(held / (148 * 0.92), rel=0.03)
 
 
@@ -119,8 +123,13 @@ def test_what_a_laboratory_found_of_the_measured_device_is_kept_beside(
     same = cost_model(
         derived_profile("chip", DATASHEETS["b200_sxm"], find_profile("b200_sxm")[0]), cache_dir=PROF_DATA / ".cache"
     )
-    assert same.base_derating == b200.derating > same.derating, "a B200 derived from itself is faster than measured"
-    assert on(DATASHEETS["h100_sxm"]).base_derating == h100.derating and h100.base_derating == 0.0
+    assert same.kernels.deratings.measured_on == b200.kernels.deratings.linear > same.kernels.deratings.linear, (
+        "a B200 derived from itself is faster than measured"
+    )
+    assert (
+        on(DATASHEETS["h100_sxm"]).kernels.deratings.measured_on == h100.kernels.deratings.linear
+        and h100.kernels.deratings.measured_on == 0.0
+    )
 
 
 def test_at_the_limit_of_power_the_peak_is_no_matter(h100: CostModel) -> None:
@@ -159,12 +168,12 @@ def _scaled(peak: float, power: float, memory: float, links: float) -> Datasheet
 
 def _physical(model: CostModel) -> dict[str, np.ndarray]:
     """Return the times of kernels without the learnt corrections of GEMMs and attention."""
-    gemms = {dtype: bare_gemm(model.linears, SIDES, 4096, 4096, dtype=dtype) for dtype in ("bf16", "fp8", "tf32")}
+    gemms = {dtype: bare_gemm(model.kernels.linears, SIDES, 4096, 4096, dtype=dtype) for dtype in ("bf16", "fp8", "tf32")}
     return gemms | {
-        "attention": bare_attention(model.attention, 1, SIDES, SIDES, 32, 8, 128, 128, True),
-        "memory_bound": model.memory_bound("norm", SIDES * 2**16).seconds,
-        "collective": model.collective("all_gather", SIDES * 2**16, 8, 1).seconds,
-        "derating": np.array([model.derating, model.quantised_derating.factor]),
+        "attention": bare_attention(model.kernels.attention, 1, SIDES, SIDES, 32, 8, 128, 128, True),
+        "memory_bound": model.kernels.memory_bound("norm", SIDES * 2**16).seconds,
+        "collective": model.network.collective("all_gather", SIDES * 2**16, 8, 1).seconds,
+        "derating": np.array([model.kernels.deratings.linear, model.kernels.deratings.quantised.factor]),
     }
 
 
@@ -219,7 +228,7 @@ def test_an_older_attention_takes_longer_on_a_chip_of_the_same_architecture() ->
 
     def attention(version: int, architecture: str = "hopper") -> float:
         chip = replace(sheet, architecture=architecture, device=replace(sheet.device, flash_version=version))
-        return float(on(chip).with_flash_version(0).flash_attn(*call).seconds)
+        return float(on(chip).with_flash_version(0).kernels.flash_attn(*call).seconds)
 
     assert attention(2) == pytest.approx(1.6 * attention(3), rel=1e-9)  # the kernels were measured with the third
     assert attention(KERNELS_FLASH) == attention(4) == attention(3)
@@ -229,7 +238,7 @@ def test_an_older_attention_takes_longer_on_a_chip_of_the_same_architecture() ->
 def test_links_of_another_kind_are_less_certain() -> None:
     sheet, certain = DATASHEETS["h100_sxm"], DEVICE_UNCERTAINTIES
     for kind, like in (("NVLink 5, NVSwitch", "architecture"), ("", "architecture"), ("PCIe 5.0 x16", "")):
-        found = on(replace(sheet, device=replace(sheet.device, link_kind=kind))).uncertainty
+        found = on(replace(sheet, device=replace(sheet.device, link_kind=kind))).corrections.uncertainty
         assert found is not None and found == replace(certain["architecture"], collective=certain[like].collective)
 
 
@@ -241,13 +250,16 @@ def test_exponentials_speed_up_forward_attention_alone(h100: CostModel) -> None:
         (1, 16384, 16384, 32, 8, 128, 128),
         (1, 16384, 16384, 32, 8, 256, 256),
     )
-    ratios = [float(same.flash_attn(*shape).seconds / twice.flash_attn(*shape).seconds) for shape in (short, long, wide)]
+    ratios = [
+        float(same.kernels.flash_attn(*shape).seconds / twice.kernels.flash_attn(*shape).seconds)
+        for shape in (short, long, wide)
+    ]
     # 81 columns of softmax become 41: (2 d + 81) / (2 d + 41), but for what the learnt correction reads in the new regime
     assert ratios == pytest.approx([209 / 169, 337 / 297, 593 / 553], rel=0.06)
     for shape in (short, long, wide):
-        backward = [model.flash_attn(*shape, True, True).seconds for model in (same, twice)]
+        backward = [model.kernels.flash_attn(*shape, True, True).seconds for model in (same, twice)]
         assert backward[0] == backward[1]
-    assert all((twice.linear(SIDES, 4100, 4100).seconds == same.linear(SIDES, 4100, 4100).seconds).tolist())
+    assert all((twice.kernels.linear(SIDES, 4100, 4100).seconds == same.kernels.linear(SIDES, 4100, 4100).seconds).tolist())
 
 
 def test_better_datasheets_are_never_slower(h100: CostModel) -> None:
@@ -294,7 +306,7 @@ def test_a_collective_takes_as_many_multiprocessors_of_a_smaller_device(fitted: 
     h100 = fitted("h100_sxm").device
     for name in ("h20", "h100_pcie"):  # as much of each, as measured on H100
         scale = 132 / fitted(name).device.num_sms
-        assert fitted(name).contention == pytest.approx((0.15 * scale, 0.125 * scale)), name
+        assert fitted(name).network.contention == pytest.approx((0.15 * scale, 0.125 * scale)), name
     for name in ("mi300x", "gb300"):  # NCCL's 24
-        assert fitted(name).contention == pytest.approx((24 / fitted(name).device.num_sms, 0.0)), name
+        assert fitted(name).network.contention == pytest.approx((24 / fitted(name).device.num_sms, 0.0)), name
     assert contention_on(replace(h100, num_sms=10), h100, Contention(24 / 132), True).inside == 1.0  # all that there are

@@ -94,12 +94,14 @@ def test_03_bandwidths_are_those_of_the_machine(h100_model: CostModel, a100_mode
         for gbit in (25, 400)
     }
     assert steps["h100", 25] > 1.2 * steps["h100", 400] and steps["a100", 25] > 1.05 * steps["a100", 400]
-    inside = [float(cost.collective("all_reduce", 256 * MIB, 8, 1).seconds) for cost in (h100_model, a100_model)]
+    inside = [float(cost.network.collective("all_reduce", 256 * MIB, 8, 1).seconds) for cost in (h100_model, a100_model)]
     assert inside[0] < 0.8 * inside[1], "NVLink 4 is 1.5 times as fast as NVLink 3"
 
 
 def test_04_every_collective_has_its_own_curve_and_the_node_is_measured(h100_model: CostModel) -> None:
-    times = {op: float(h100_model.collective(op, 256 * MIB, 8, 1).seconds) for op in ("all_reduce", "all_gather", "all2all")}
+    times = {
+        op: float(h100_model.network.collective(op, 256 * MIB, 8, 1).seconds) for op in ("all_reduce", "all_gather", "all2all")
+    }
     assert len(set(times.values())) == 3 and times["all_reduce"] > 1.3 * times["all_gather"]
     rows = read_profile(PROF_DATA / "h100_sxm.pt").table("all_reduce")
     assert ((rows["intra"] == 8) & (rows["inter"] == 1)).any(), "the most used group is measured"
@@ -110,7 +112,7 @@ def test_05_attention_scales_with_its_heads(h100_model: CostModel, mode: str) ->
     for tp in (1, 2, 4, 8):
         core = dims(mode, tp, FLASH_ATTN)["attention.forward"]
         assert (core["heads"], core["kv_heads"], core["head_dim"]) == (32 / tp, 8 / tp, 128)
-    whole, split = (float(h100_model.flash_attn(1, 4096, 4096, 32 // tp, 8 // tp, 128, 128).seconds) for tp in (1, 8))
+    whole, split = (float(h100_model.kernels.flash_attn(1, 4096, 4096, 32 // tp, 8 // tp, 128, 128).seconds) for tp in (1, 8))
     assert 4 < whole / split < 10
 
 
@@ -172,8 +174,8 @@ def test_09_counts_of_collectives(mode: str, all_gathers: int, reduce_scatters: 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 def test_10_all_to_all_between_nodes_sends_what_leaves_the_node(h100_model: CostModel, nodes: int) -> None:
     ranks = 8 * nodes
-    leaves = GIB * (ranks - 8) / ranks / h100_model.network_bandwidth
-    seconds = float(h100_model.collective("all2all", GIB, 8, nodes).seconds)
+    leaves = GIB * (ranks - 8) / ranks / h100_model.network.bandwidth
+    seconds = float(h100_model.network.collective("all2all", GIB, 8, nodes).seconds)
     assert 1.0 < seconds / leaves < 1.31, "the old formula had 1.94 times at 16 ranks and 1.32 at 32"
 
 
@@ -199,20 +201,20 @@ def test_12_large_micro_batches_are_estimated_not_clamped(h100_model: CostModel)
     assert np.isfinite(found.times.seconds).all() and (np.diff(found.times.seconds) > 0).all()
     # far outside the measured range a token takes the same time as at its edge: neither infinite nor zero
     assert found.tgs[1:].max() / found.tgs[1:].min() < 1.1
-    far = h100_model.linear(4_194_304, 4096, 4096)
-    near = h100_model.linear(131_072, 4096, 4096)
+    far = h100_model.kernels.linear(4_194_304, 4096, 4096)
+    near = h100_model.kernels.linear(131_072, 4096, 4096)
     assert float(far.seconds / near.seconds) == pytest.approx(32, rel=0.1) and int(far.basis) == Basis.EXTRAPOLATED
     assert float(far.relative_std) > float(near.relative_std)
-    message = h100_model.collective("all_reduce", [GIB, 64 * GIB], 8, 2)
+    message = h100_model.network.collective("all_reduce", [GIB, 64 * GIB], 8, 2)
     assert message.seconds[1] / message.seconds[0] == pytest.approx(64, rel=0.1)
 
 
 def test_13_shape_matters_not_flops_alone(h100_model: CostModel) -> None:
     # all 2^37 FLOPs
     shapes = np.array([[4096, 4096, 4096], [128, 4096 * 32, 4096], [65536, 1024, 1024], [16, 65536, 65536]])
-    seconds = h100_model.linear(*shapes.T).seconds
+    seconds = h100_model.kernels.linear(*shapes.T).seconds
     assert seconds.max() / seconds.min() > 1.5
-    backward = h100_model.linear(8192, 4096, [14336] * 3, 1, [0, 1, 2]).seconds
+    backward = h100_model.kernels.linear(8192, 4096, [14336] * 3, 1, [0, 1, 2]).seconds
     assert len(set(backward.tolist())) == 3, "forward and both gradients are different GEMMs"
     squarish, thin = dims("msp", 1, LINEAR)["w1.forward"], dims("msp", 8, LINEAR)["w1.forward"]
     assert thin["n"] == squarish["n"] / 8 and thin["k"] == squarish["k"], "the sharded shape is estimated, time is not divided"
@@ -228,7 +230,7 @@ def test_14_flops_do_not_depend_on_the_type() -> None:
 
 
 def test_15_latency_counts_and_passes_overlap_separately(h100_model: CostModel) -> None:
-    small, none = (float(h100_model.collective("all_gather", size, 8, 4).seconds) for size in (1024, 1))
+    small, none = (float(h100_model.network.collective("all_gather", size, 8, 4).seconds) for size in (1024, 1))
     assert small > 1e-6 and small == pytest.approx(none, rel=0.5), "a small message costs its latency"
     problem = make_problem(INTERNLM2, 64, h100_model)
     found = estimated(problem, [problem.layout(tp_mode="isp", wp=64, zero=0)])

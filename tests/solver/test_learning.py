@@ -50,7 +50,7 @@ def runs() -> list[dict[str, object]]:
     random, lines = np.random.default_rng(3), []
     for world in (32, 128):
         problem = load_problem(MODEL, world, cluster="h100_100g", framework="megatron-core")
-        other = replace(problem, cost=replace(problem.cost, learned=factors(**TRUE)))
+        other = replace(problem, cost=problem.cost.with_learned(factors(**TRUE)))
         for number, layout in enumerate(layouts(problem)):
             solutions = estimate(other, [layout])
             step = float(solutions.times.seconds[0]) * math.exp(random.normal(0, 0.02))
@@ -167,7 +167,7 @@ def test_the_uncertainty_is_the_posterior_s_by_hand() -> None:
 def test_a_factor_scales_its_time_and_no_other(name: str) -> None:
     problem = load_problem(MODEL, 64, profile="h100_sxm", framework="megatron-core")
     layout = problem.layout(tp=2, pp=2, dp=16, micro_batch_size=1, num_micro_batches=8, zero_shard_size=16)
-    slower = replace(problem, cost=replace(problem.cost, learned=factors(**{name: 1.25})))
+    slower = replace(problem, cost=problem.cost.with_learned(factors(**{name: 1.25})))
     before, after = (explain(estimate(p, [layout]), 0) for p in (problem, slower))
     kinds = {
         "gemm": "linear",

@@ -15,8 +15,8 @@ PASSES = np.arange(3)
 @pytest.mark.parametrize("device", ["h100_sxm", "h800_sxm", "b200_sxm"])
 def test_passes_on_each_device(device: str, fitted: Callable[[str], CostModel]) -> None:
     model = fitted(device)
-    plain, blocks = (model.linear(8192, 8192, 8192, 1, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise"))
-    experts = [model.grouped_linear(8, 4096, 2048, 7168, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise")]
+    plain, blocks = (model.kernels.linear(8192, 8192, 8192, 1, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise"))
+    experts = [model.kernels.grouped_linear(8, 4096, 2048, 7168, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise")]
     if device == "b200_sxm":
         np.testing.assert_array_equal(plain.seconds, blocks.seconds)
         return
@@ -35,5 +35,5 @@ def test_the_casts_of_nvfp4_take_as_long_as_they_were_measured(fitted: Callable[
     """pytorch/ao on B200: largest value, then both copies of 2,048 tokens; bytes 2 * 2 and 2 * 0.5625 of a value."""
     model = fitted("b200_sxm")
     for width, microseconds in ((14336, 20.99 + 35.11), (28672, 38.03 + 67.97)):
-        found = model.memory_bound("hadamard_quantize", 2048 * width * (2 * 2 + 2 * 0.5625)).seconds
+        found = model.kernels.memory_bound("hadamard_quantize", 2048 * width * (2 * 2 + 2 * 0.5625)).seconds
         assert float(found) * 1e6 == pytest.approx(microseconds, rel=0.12)

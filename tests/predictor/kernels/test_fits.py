@@ -19,6 +19,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.derating import (
     OVER_LOOPS,
+    Deratings,
     Laboratories,
     attention_derating_of,
     derating_of,
@@ -170,8 +171,8 @@ def test_a_weight_gradient_of_few_tokens_waits_for_the_memory() -> None:
 def test_the_host_starts_the_gemm_of_each_expert() -> None:
     unknown = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), UNFITTED)
     assert unknown.launch_seconds(64) == pytest.approx(64 * 6.6e-6)
-    cost = toy_cost(grouped=unknown, derating=1.5)  # the device's clocks do not slow the host
-    few = [float(cost.grouped_linear(64, 16, 1024, 1024, launched=launched).seconds) for launched in (True, False)]
+    cost = toy_cost(grouped=unknown, deratings=Deratings(1.5))  # the device's clocks do not slow the host
+    few = [float(cost.kernels.grouped_linear(64, 16, 1024, 1024, launched=launched).seconds) for launched in (True, False)]
     assert few[0] == pytest.approx(64 * 6.6e-6) and few[1] == pytest.approx(1.5 * float(unknown.predict(64, 16, 1024, 1024)[0]))
     assert few[1] < few[0]
     rows = grouped_rows(4, 1.0) | {"seconds": np.full(4, 8 * 3e-6)}  # a machine that takes 3 us for each
@@ -322,12 +323,14 @@ def test_another_laboratory_loses_alike_in_gemms_of_any_duration(h100_model: Cos
     sizes = [rows[name].astype(float) for name in ("m", "n", "k")]
 
     def ratios(full_clocks: bool) -> list[float]:
-        model = replace(h100_model.linears, full_clocks=frozenset({"bf16"} if full_clocks else ()))
+        model = replace(h100_model.kernels.linears, full_clocks=frozenset({"bf16"} if full_clocks else ()))
         ratio = rows["seconds"] / model.predict(*sizes, np.maximum(rows["batch"], 1)).seconds
         bins = zip((2e-4, 4e-4, 8e-4, 1.6e-3), (4e-4, 8e-4, 1.6e-3, 1e-2), strict=True)
         return [float(np.median(ratio[(rows["seconds"] >= low) & (rows["seconds"] < high)])) for low, high in bins]
 
-    assert h100_model.linears.full_clocks == {"bf16", "fp8"} and h100_model.derating == pytest.approx(1.154, abs=2e-3)
+    assert h100_model.kernels.linears.full_clocks == {"bf16", "fp8"} and h100_model.kernels.deratings.linear == pytest.approx(
+        1.154, abs=2e-3
+    )
     assert ratios(True) == pytest.approx([1.15] * 4, abs=0.02)
     looped = ratios(False)
     assert looped[0] == pytest.approx(1.11, abs=0.02) and looped[-1] == pytest.approx(1.05, abs=0.02)

@@ -9,6 +9,8 @@ import pytest
 from toy import toy_cost
 
 from predictor.estimate import Basis
+from predictor.kernel_costs import AttentionKernel
+from predictor.kernels.derating import Deratings
 from predictor.kernels.measured_attention import MeasuredAttention
 
 
@@ -19,11 +21,12 @@ def row(seq: int, seconds: float, spread: float, name: str = "forward") -> dict[
 
 def test_measured_calls_replace_the_fit() -> None:
     measured = MeasuredAttention.of_rows([row(64, 3.0, 0.2), row(32, 2.0, 0.01), row(32, 7.0, float("nan"), "backward")])
-    cost = toy_cost(measured=measured, derating=1.5, attention_scale=2.0)
-    fit = toy_cost(derating=1.5, attention_scale=2.0)
+    loaded = {"deratings": Deratings(attention=1.5), "attention_kernel": AttentionKernel(scale=2.0)}
+    cost = toy_cost(measured_attention=measured, **loaded)
+    fit = toy_cost(**loaded)
     seq, backward = np.array([32, 64, 128, 32]), np.array([False, False, False, True])
-    found = cost.flash_attn(1, seq, seq, 4, 2, 64, 64, True, backward)
-    by_fit = fit.flash_attn(1, seq, seq, 4, 2, 64, 64, True, backward)
+    found = cost.kernels.flash_attn(1, seq, seq, 4, 2, 64, 64, True, backward)
+    by_fit = fit.kernels.flash_attn(1, seq, seq, 4, 2, 64, 64, True, backward)
     # timed under load, so without the derating; an older generation is slower still
     np.testing.assert_allclose(found.seconds, [4, 6, by_fit.seconds[2], 14], rtol=1e-12)
     # a spread is about two standard deviations; 2% at least
@@ -38,8 +41,8 @@ def test_measured_calls_replace_the_fit() -> None:
 def test_another_call_is_not_this_one(change: dict[str, Any]) -> None:
     call = {"batch": 1, "seq_q": 32, "seq_kv": 32, "heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "causal": True,
             "backward": False}  # fmt: skip
-    cost = toy_cost(measured=MeasuredAttention.of_rows([row(32, 2.0, 0.0)]))
+    cost = toy_cost(measured_attention=MeasuredAttention.of_rows([row(32, 2.0, 0.0)]))
     asked = {name: np.array([value, {**call, **change}[name]]) for name, value in call.items()}
-    same, other = cost.flash_attn(**asked).seconds
+    same, other = cost.kernels.flash_attn(**asked).seconds
     assert same == 2 and other < 1e-3
-    assert (toy_cost(measured=MeasuredAttention.of_rows([])).flash_attn(**asked).seconds < 1e-3).all()
+    assert (toy_cost(measured_attention=MeasuredAttention.of_rows([])).kernels.flash_attn(**asked).seconds < 1e-3).all()

@@ -199,7 +199,7 @@ def test_a_table_may_leave_out_what_equals_something_else() -> None:
 
 
 def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model: CostModel) -> None:
-    linears = h100_model.linears
+    linears = h100_model.kernels.linears
     physics = linears.parts["bf16"].physics
     weights, tokens = 8192.0, np.array([128.0, 512.0, 8192.0])
     plain, added = (linears.predict(weights, weights, tokens, 1, Layout.NT, "bf16", add).seconds for add in (False, True))

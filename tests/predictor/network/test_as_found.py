@@ -28,7 +28,7 @@ def test_the_law_gives_what_was_found(share: float) -> None:
     cost = toy_cost()
 
     def all_reduce(size: float, intra: int, inter: int, bandwidth: float):  # type: ignore[no-untyped-def]
-        return cost.collectives.predict("all_reduce", size, intra, inter, bandwidth)
+        return cost.network.collectives.predict("all_reduce", size, intra, inter, bandwidth)
 
     found = found_network(all_reduce, 8, 2, busbw, 50 * GB)
     assert (found.nodes, found.share) == (2, pytest.approx(share, rel=1e-6))
@@ -40,23 +40,25 @@ def test_the_law_gives_what_was_found(share: float) -> None:
 
 def test_links_never_carry_more_than_nominal(h100_model: CostModel) -> None:
     """In-network reduction makes an all-reduce faster than its links: other collectives keep the links' bandwidth."""
-    plain = float(h100_model.collective("p2p", PROBE_BYTES, 1, 64).seconds)
-    found = h100_model.with_found_network(512, 8, 480 * GB, None)
+    plain = float(h100_model.network.collective("p2p", PROBE_BYTES, 1, 64).seconds)
+    found = h100_model.network.with_found_network(512, 8, 480 * GB, None)
     assert float(found.collective("p2p", PROBE_BYTES, 1, 64).seconds) == plain
-    assert found.found is not None and found.found.share == 1.0
-    assert found.found.text().startswith("the stated all-reduce of 480 GB/s is faster than the 31")
+    assert found.as_found.network is not None and found.as_found.network.share == 1.0
+    assert found.as_found.network.text().startswith("the stated all-reduce of 480 GB/s is faster than the 31")
 
 
 def test_exchanges_of_experts_use_the_network_and_the_links_that_were_found(h100_model: CostModel) -> None:
     """A tenth of the network between four nodes, and a fifth of the links in one, as a cluster of that bandwidth has."""
     shape = ("dispatch", 4096, 14336, 8, 256)
-    cost = h100_model.with_found_network(32, 8, 30 * GB, 60 * GB)
-    assert cost.found is not None and cost.found.share < 0.1 and cost.link_slowdown > 4
-    slow = h100_model.with_network(cost.found.share * h100_model.network_bandwidth)
-    assert float(cost.expert_exchange(*shape, 8, 4).seconds) == pytest.approx(float(slow.expert_exchange(*shape, 8, 4).seconds))
-    narrow = h100_model.exchanges.with_slower_links(cost.link_slowdown).predict(*shape, 8, 1, 1e9).seconds
+    cost = h100_model.network.with_found_network(32, 8, 30 * GB, 60 * GB)
+    assert cost.as_found.network is not None and cost.as_found.network.share < 0.1 and cost.as_found.link_slowdown > 4
+    slow = h100_model.with_network(cost.as_found.network.share * h100_model.network.bandwidth)
+    assert float(cost.expert_exchange(*shape, 8, 4).seconds) == pytest.approx(
+        float(slow.network.expert_exchange(*shape, 8, 4).seconds)
+    )
+    narrow = h100_model.network.exchanges.with_slower_links(cost.as_found.link_slowdown).predict(*shape, 8, 1, 1e9).seconds
     assert float(cost.expert_exchange(*shape, 8, 1).seconds) == pytest.approx(float(narrow))
-    assert narrow > 2 * h100_model.expert_exchange(*shape, 8, 1).seconds
+    assert narrow > 2 * h100_model.network.expert_exchange(*shape, 8, 1).seconds
 
 
 def test_pairs_of_nodes_find_all_and_other_groups_what_the_job_found() -> None:
@@ -67,7 +69,7 @@ def test_pairs_of_nodes_find_all_and_other_groups_what_the_job_found() -> None:
 
 def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> None:
     # 2e-11 s a byte between nodes, 1e-11 inside: the buses carry 30 / 16 * 50 and 14 / 8 * 100 GB/s
-    found = toy_cost().with_found_network(16, 8, 30 / 16 * 12.5 * GB, 14 / 8 * 80 * GB)
+    found = toy_cost().network.with_found_network(16, 8, 30 / 16 * 12.5 * GB, 14 / 8 * 80 * GB)
     for op in ("all_gather", "reduce_scatter", "p2p"):
         assert found.collective(op, GB, 8, 2).seconds == pytest.approx(4 * GB * NETWORK, rel=1e-6)
         assert found.collective(op, GB, 8, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
@@ -76,12 +78,14 @@ def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> Non
 
 
 def test_a_faster_all_reduce_in_a_node_makes_nothing_else_faster() -> None:
-    found, plain = toy_cost().with_found_network(16, 8, None, 14 / 8 * 200 * GB), toy_cost()
+    found, plain = toy_cost().network.with_found_network(16, 8, None, 14 / 8 * 200 * GB), toy_cost().network
     fast, usual = (cost.collective("all_reduce", GB, 8, 1).seconds for cost in (found, plain))
     assert fast == pytest.approx(usual / 2)
     for op in ("all_gather", "all2all", "p2p"):
         assert found.collective(op, GB, 8, 1).seconds == plain.collective(op, GB, 8, 1).seconds
-    assert found.as_found()[0].startswith("all-reduces, and no other collectives, inside a node or NVLink domain take 0.50 ")
+    assert found.as_found.sentences()[0].startswith(
+        "all-reduces, and no other collectives, inside a node or NVLink domain take 0.50 "
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,23 +101,23 @@ def test_an_all_reduce_of_a_job_inside_one_domain_is_one_of_its_links(
     ranks: int, node: int, stated: tuple[float, float | None]
 ) -> None:
     """Of two that are stated the one inside a node, which is over all links of one, is taken."""
-    found = toy_cost().with_found_network(ranks, node, *stated)
+    found = toy_cost().network.with_found_network(ranks, node, *stated)
     assert found.collective("all_gather", GB, 4, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
-    assert found.found is None
-    assert found.as_found() == (
+    assert found.as_found.network is None
+    assert found.as_found.sentences() == (
         "collectives inside a node or NVLink domain take 1.25 times the profile's time, as the stated all-reduce does",
     )
 
 
 def test_what_is_not_stated_or_not_used_changes_nothing() -> None:
-    plain = toy_cost()
+    plain = toy_cost().network
     for found in (plain.with_found_network(16, 8, None, None), plain.with_found_network(8, 8, 1 * GB, None)):
         assert found.collective("all_gather", GB, 8, 2).seconds == plain.collective("all_gather", GB, 8, 2).seconds
 
 
 def test_a_found_network_is_less_uncertain(h100_model: CostModel) -> None:
-    found = h100_model.with_found_network(512, 8, 50 * GB, None)
-    one, other = (float(model.collective("p2p", GB, 1, 64).relative_std) for model in (h100_model, found))
+    found = h100_model.network.with_found_network(512, 8, 50 * GB, None)
+    one, other = (float(model.collective("p2p", GB, 1, 64).relative_std) for model in (h100_model.network, found))
     assert other == FOUND_STD < one
 
 
@@ -131,5 +135,5 @@ def test_nodes_of_any_size_reach_what_is_stated(h100_model: CostModel, node: int
     )
     cost = problem_of(TINY, toy_layout(64, 4096), cluster, h100_model).cost
     for inter, stated in ((64 // node, 30), (1, 200)):
-        seconds = float(cost.collective("all_reduce", PROBE_BYTES, node, inter).seconds)
+        seconds = float(cost.network.collective("all_reduce", PROBE_BYTES, node, inter).seconds)
         assert bus_bandwidth(seconds, PROBE_BYTES, node * inter) == pytest.approx(stated * GB, rel=2e-3)

@@ -139,13 +139,13 @@ def test_arrays_and_the_cache_keep_everything(h100: Profile, fitted: ExpertExcha
     tables = {"expert_exchange": h100.table("expert_exchange")}
     small = Profile("small", h100.device, tables, digest="x")
     first, second = (cost_model(small, cache_dir=tmp_path) for _ in range(2))
-    assert list(tmp_path.glob("x-*.npz")) and first.exchanges.laws == second.exchanges.laws == fitted.laws
+    assert list(tmp_path.glob("x-*.npz")) and first.network.exchanges.laws == second.network.exchanges.laws == fitted.laws
 
 
 def test_the_cost_model_takes_its_network_and_a_device_without_rows_the_prior(h100: Profile) -> None:
     cost = toy_cost(exchanges=by_hand())
     shape = (4096, 14336, 8, 256, 8, 4)
-    slow, fast = (cost.with_network(rate).expert_exchange("combine", *shape) for rate in (1e9, 2e9))
+    slow, fast = (cost.with_network(rate).network.expert_exchange("combine", *shape) for rate in (1e9, 2e9))
     assert slow.seconds - 30e-6 == pytest.approx(2 * (fast.seconds - 30e-6), rel=1e-9)
     unknown = ExpertExchangeModel.fit(Table.from_columns("expert_exchange", {}), DEVICE)
     found = unknown.predict("dispatch", 4096, 14336, 8, 256, 8, [1, 2], 5e10)

@@ -57,12 +57,12 @@ def test_shares_by_hand() -> None:
 
 
 def test_what_crosses_takes_longer_and_nothing_else() -> None:
-    plain = toy_cost()
-    behind = replace(plain, leaf_switches=LeafSwitches(4, 2.0))
+    plain = toy_cost().network
+    behind = plain.with_leaf_switches(LeafSwitches(4, 2.0))
     size, intra, inter, strided = 2.0**30, 1, np.array([1, 4, 8, 8]), np.array([0, 1, 1, 4])
     before = plain.collective("all_reduce", size, intra, inter, strided).seconds
     after = behind.collective("all_reduce", size, intra, inter, strided).seconds
-    slower = replace(plain, network_bandwidth=plain.network_bandwidth / 2).collective("all_reduce", size, intra, inter, strided)
+    slower = replace(plain, bandwidth=plain.bandwidth / 2).collective("all_reduce", size, intra, inter, strided)
     np.testing.assert_allclose(after[:3], before[:3], rtol=1e-12)
     assert after[3] == slower.seconds[3] > before[3]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveModel
 from predictor.network.curves import Curves, marginal_cost
 from predictor.network.overlap import Contention
+from predictor.network_costs import NetworkCosts
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 
@@ -170,12 +169,9 @@ def test_twenty_rows_of_two_groups_are_enough_to_fit_a_network() -> None:
 
 def test_rank_skew_counts_the_ranks_of_a_node() -> None:
     # 7 us for each further rank up to eight, which is the most that was measured
-    changes: dict[str, Any] = dict.fromkeys(("linears", "grouped", "attention", "kernels"))
-    cost = CostModel(
-        device=DEVICE, collectives=fitted("all_gather"), network_bandwidth=5e10, contention=Contention(0.1), **changes
-    )
-    skewed = CostModel(**{**vars(cost), "rank_skew": 7e-6})
+    plain = NetworkCosts(DEVICE, fitted("all_gather"), 5e10, Contention(0.1))
+    skewed = replace(plain, rank_skew=7e-6)
     ranks = np.array([1, 2, 8, 16])
     for op, waits in (("all_gather", [0, 7e-6, 49e-6, 49e-6]), ("broadcast", [0] * 4)):
-        added = skewed.collective(op, 1e6, ranks, 1).seconds - cost.collective(op, 1e6, ranks, 1).seconds
+        added = skewed.collective(op, 1e6, ranks, 1).seconds - plain.collective(op, 1e6, ranks, 1).seconds
         np.testing.assert_allclose(added, waits, rtol=1e-9, atol=1e-15)

@@ -30,7 +30,7 @@ def topology(name: str, gpus: int, **stated: object) -> Topology:
 
 @pytest.fixture(scope="module")
 def rails(h100_model: CostModel) -> SimulatedNetwork:
-    return SimulatedNetwork(topology("Spectrum-X", 64), h100_model.measured_collectives, 64, 8, read_calibration())
+    return SimulatedNetwork(topology("Spectrum-X", 64), h100_model.network.measured_collectives, 64, 8, read_calibration())
 
 
 def test_a_reduce_scatter_takes_as_long_as_an_all_gather(rails: SimulatedNetwork) -> None:
@@ -58,7 +58,7 @@ def test_sizes_that_were_not_simulated(rails: SimulatedNetwork) -> None:
 def test_inside_a_server_the_profile_s_times_stay(rails: SimulatedNetwork, h100_model: CostModel) -> None:
     size = np.array([1e5, 1e7, 1e9])
     for op in ("all_reduce", "all2all"):
-        mine, theirs = rails.predict(op, size, 8, 1), h100_model.measured_collectives.predict(op, size, 8, 1)
+        mine, theirs = rails.predict(op, size, 8, 1), h100_model.network.measured_collectives.predict(op, size, 8, 1)
         assert np.array_equal(mine.seconds, theirs.seconds) and np.array_equal(mine.basis, theirs.basis)
     far = rails.predict("all_gather", size, [8, 4, 1], [8, 2, 4])
     assert (far.basis == Basis.SIMULATED).all() and (far.relative_std >= rails.calibration.relative_std).all()
@@ -121,7 +121,7 @@ def test_a_cluster_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture
 
     write_topology(topology("Spectrum-X", 32, bandwidth="200Gbps"), path)
     problem = load_problem("configs/models/llama3_8b.json", 16, cluster=path, framework="megatron-core")
-    assert problem.cluster.network_bandwidth == 25e9 and isinstance(problem.cost.collectives, SimulatedNetwork)
+    assert problem.cluster.network_bandwidth == 25e9 and isinstance(problem.cost.network.collectives, SimulatedNetwork)
     layout = problem.layout(tp=8, dp=2, num_micro_batches=16, zero_shard_size=2)
     plain = load_problem(
         "configs/models/llama3_8b.json", 16, cluster={"inter_node_gbit_per_gpu": 200}, framework="megatron-core"
@@ -159,8 +159,8 @@ def test_other_numbers_of_gpus_are_simulated_as_such() -> None:
     larger = load_problem("configs/models/llama3_8b.json", 16, cluster="Spectrum-X -g 16", framework="megatron-core")
     other = problem.for_world(16)
     assert (other.run, other.cluster) == (larger.run, larger.cluster)
-    theirs = larger.cost.collective("all_gather", 1e8, 1, 2).seconds  # over more nodes than the smaller job has
-    assert other.cost.collective("all_gather", 1e8, 1, 2).seconds == theirs > 0
+    theirs = larger.cost.network.collective("all_gather", 1e8, 1, 2).seconds  # over more nodes than the smaller job has
+    assert other.cost.network.collective("all_gather", 1e8, 1, 2).seconds == theirs > 0
     found, none = trainings(problem.for_world, lambda _: 64, 1e9, [8, 16, 32])
     assert [one.world_size for one in found] == [8, 16] and [*none] == [32]
     with pytest.raises(InputError, match="32 GPUs do not fit on Spectrum-X_16g"):

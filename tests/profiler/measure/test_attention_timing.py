@@ -19,6 +19,8 @@ import toy
 from timing_toy import BATCH, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare, problem_on
 
 from predictor.estimate import Basis
+from predictor.kernel_costs import AttentionKernel
+from predictor.kernels.derating import Deratings
 from predictor.kernels.measured_attention import SHAPE
 from profiler.measure.kernels import Arena, workload
 from profiler.profile import local_device
@@ -56,7 +58,7 @@ def torch_threads() -> Iterator[None]:
 
 
 def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = problem_on(profile.device, derating=3.0)
+    problem = problem_on(profile.device, deratings=Deratings(3.0, 3.0))
     columns = calls_of(problem)
     n = len(columns["batch"])
     assert n >= 20 and {0, 1} == set(columns["causal"]) and (columns["seq_q"] != columns["seq_kv"]).any()
@@ -71,17 +73,18 @@ def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, t
     rows = rows_of(kept)
     cached = np.array([rows[item]["seconds"] for s in shapes if (item := attention_item(target, s)) is not None])
     for known in (first, repeated):
-        estimate = known.cost.flash_attn(**columns)
+        estimate = known.cost.kernels.flash_attn(**columns)
         np.testing.assert_array_equal(estimate.seconds, cached)
         assert (estimate.basis == Basis.MEASURED).all()
         np.testing.assert_allclose(estimate.relative_std, 0.2 / 2.2 / 2, rtol=1e-5)  # half of the measured spread
-    slower = replace(repeated.cost, attention_scale=1.5).flash_attn(**columns).seconds
+    kernels = repeated.cost.kernels
+    slower = replace(kernels, attention_kernel=AttentionKernel(scale=1.5)).flash_attn(**columns).seconds
     # the scale of the FlashAttention generation applies; the sustained-clock derating is in the times
     np.testing.assert_allclose(slower, cached * 1.5)
     # what a power limit costs is not in them, no more than in a profile's
-    limited = replace(repeated.cost, power_slowdown=1.2).flash_attn(**columns).seconds
+    limited = replace(kernels, deratings=replace(kernels.deratings, power_slowdown=1.2)).flash_attn(**columns).seconds
     np.testing.assert_allclose(limited, cached * 1.2)
-    fit = problem.cost.flash_attn(**columns).seconds
+    fit = problem.cost.kernels.flash_attn(**columns).seconds
     assert not np.isclose(fit, cached).any()
 
 
@@ -102,7 +105,7 @@ def test_real_timings_grow_with_the_flops(profile: Profile, tmp_path: Path) -> N
     assert counts(report)[2] == 0
     columns = calls_of(problem)
     flops = columns["batch"] * columns["seq_q"] * columns["seq_kv"] * columns["heads"] * (1 + 1.5 * columns["backward"])
-    seconds = known.cost.flash_attn(**columns).seconds
+    seconds = known.cost.kernels.flash_attn(**columns).seconds
     few, many = flops <= np.quantile(flops, 0.25), flops >= np.quantile(flops, 0.75)
     assert np.median(seconds[many]) > np.median(seconds[few]) and (seconds > 1e-7).all() and (seconds < 1).all()
 
@@ -143,7 +146,9 @@ def test_no_timing_writes_nothing_and_uses_cached_times(profile: Profile, tmp_pa
     n = len(columns["batch"])
     known, report = prepare(problem, profile, tmp_path, timing=False)
     assert counts(report) == (0, 0, n) and f"{n} not timed yet" in report and not timed and not list(tmp_path.iterdir())
-    np.testing.assert_array_equal(known.cost.flash_attn(**columns).seconds, problem.cost.flash_attn(**columns).seconds)
+    np.testing.assert_array_equal(
+        known.cost.kernels.flash_attn(**columns).seconds, problem.cost.kernels.flash_attn(**columns).seconds
+    )
     prepare(problem, profile, tmp_path)
     known, report = prepare(problem, profile, tmp_path, timing=False)
     assert counts(report) == (n, 0, 0) and len(timed) == n
@@ -182,7 +187,7 @@ def test_fewer_cores_than_the_profile_computes_with(tmp_path: Path, monkeypatch:
 def test_without_torch(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_device, "torch_version", lambda: "")
     known, report = prepare(problem_on(profile.device), profile, tmp_path)
-    assert known.cost.measured is None and "PyTorch" in report and "not installed" in report
+    assert known.cost.kernels.measured_attention is None and "PyTorch" in report and "not installed" in report
 
 
 def test_calls_that_would_be_timed_wrongly_use_the_fit() -> None:

@@ -82,8 +82,8 @@ def test_shapes_beyond_the_budget_use_the_fit_until_timed(profile: Profile, tmp_
     n = len(columns["batch"])
     known, report = prepare(problem, profile, tmp_path, seconds=0.0)
     assert counts(report) == (0, 0, n) and f"{n} not timed yet" in report and not timed
-    fit = problem.cost.flash_attn(**columns)
-    for estimated, fitted in zip(known.cost.flash_attn(**columns), fit, strict=True):
+    fit = problem.cost.kernels.flash_attn(**columns)
+    for estimated, fitted in zip(known.cost.kernels.flash_attn(**columns), fit, strict=True):
         np.testing.assert_array_equal(estimated, fitted)
     _, report = prepare(problem, profile, tmp_path)
     assert counts(report) == (n, n, 0)

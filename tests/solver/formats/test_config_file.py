@@ -481,7 +481,7 @@ def test_nodes_without_a_switch_split_the_links_of_a_gpu():
     """HGX boards of four A100 connect each pair with a third of the links."""
     cluster = {"hardware": "a100_sxm_80gb", "gpus_per_node": 4}
     given = [load_problem(find_model("llama2_7b"), 8, cluster=c) for c in (cluster, {**cluster, "link_peers": 3})]
-    switch, mesh = (problem.cost.collective("all_gather", 2**30, [2, 4], 1).seconds for problem in given)
+    switch, mesh = (problem.cost.network.collective("all_gather", 2**30, [2, 4], 1).seconds for problem in given)
     assert mesh / switch == pytest.approx([3, 1], rel=0.01)
 
 

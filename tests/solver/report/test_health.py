@@ -99,14 +99,19 @@ def test_a_network_that_is_a_tenth_of_what_it_should_be(solutions: Solutions) ->
     assert list(sound.values()) == ["as predicted", "note"]
 
 
+def without_skew(cost: CostModel) -> CostModel:
+    """Return a cost model whose ranks wait for none of their node."""
+    return replace(cost, network=replace(cost.network, rank_skew=0.0))
+
+
 def test_links_of_a_derived_device_are_as_uncertain_as_its_collectives(fitted: Callable[[str], CostModel]) -> None:
     cost = fitted("mi300x")
-    estimate = cost.collective("all_reduce", np.array([float(PROBE_BYTES)]), 8, 1)
-    problem = make_problem(MODEL, 8, replace(cost, rank_skew=0.0), framework="megatron-core", grad_dtype="fp32")
+    estimate = cost.network.collective("all_reduce", np.array([float(PROBE_BYTES)]), 8, 1)
+    problem = make_problem(MODEL, 8, without_skew(cost), framework="megatron-core", grad_dtype="fp32")
     found = estimated(problem, [problem.layout(dp=8, num_micro_batches=4)])
     within = math.exp(Z90 * float(estimate.relative_std[0]))
     assert within > 1.5, "no such device was measured"
-    predicted = float(replace(cost, rank_skew=0.0).collective("all_reduce", float(PROBE_BYTES), 8, 1).seconds)
+    predicted = float(without_skew(cost).network.collective("all_reduce", float(PROBE_BYTES), 8, 1).seconds)
     for factor, verdict in ((0.95 * within, "as predicted"), (1.05 * within, "worse")):
         busbw = 2 * 7 / 8 * PROBE_BYTES / (predicted * factor)
         assert next(iter(texts(found, Observation(np.empty(0), busbw_in_node=busbw)).values())) == verdict
@@ -115,7 +120,8 @@ def test_links_of_a_derived_device_are_as_uncertain_as_its_collectives(fitted: C
 def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     why, busbw = explain(solutions, 0), 0.5 * 2 * 7 / 8 / LINK
     found = texts(solutions, Observation(np.array([why.seconds]), busbw_in_node=busbw))
-    cost = solutions.problem.cost.with_found_network(16, 8, None, busbw)
+    cost = solutions.problem.cost
+    cost = replace(cost, network=cost.network.with_found_network(16, 8, None, busbw))
     problem = make_problem(MODEL, 16, cost, framework="megatron-core", grad_dtype="fp32")
     slower = estimate_layouts(problem, solutions.layouts).times.seconds[0]
     assert slower > why.seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import TINY, estimated, make_problem, tiny, toy_cost
 
+from predictor.kernels.derating import Deratings
 from solver.report.terminal import heading
 from solver.report.words import parameter_count, seconds
 
@@ -35,12 +36,12 @@ def test_mfu_by_both_conventions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"derating": 1.12}, "sustained-clock derating: GEMM and attention times x 1.12"),
-     ({"derating": 1.34, "attention_derating": 1.05}, "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
-     ({"derating": 1.2, "power_slowdown": 1.2},
+    ("deratings", "words"),
+    [(Deratings(1.12, 1.12), "sustained-clock derating: GEMM and attention times x 1.12"),
+     (Deratings(1.34, 1.05), "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
+     (Deratings(1.2, 1.2, power_slowdown=1.2),
       "power limit: GEMM and attention times x 1.20 where nothing else runs, less beside other work")],
 )  # fmt: skip
-def test_what_clocks_cost_is_said_as_it_is_priced(changes: dict[str, float], words: str) -> None:
-    problem = make_problem(TINY, 1, toy_cost(**changes))
+def test_what_clocks_cost_is_said_as_it_is_priced(deratings: Deratings, words: str) -> None:
+    problem = make_problem(TINY, 1, toy_cost(deratings=deratings))
     assert str(heading(estimated(problem, [problem.layout()]), "a profile", "")).splitlines()[2] == f"a profile; {words}"

@@ -30,7 +30,7 @@ def term(found: Prices, name: str) -> Term:
 
 def us(cost: CostModel, op: str, size: int, ranks: int, stride: int) -> float:
     place = placement(np.array([ranks]), np.array([stride]), NODE)
-    return float(cost.collective(op, np.array([float(size)]), *place).seconds[0]) * 1e6
+    return float(cost.network.collective(op, np.array([float(size)]), *place).seconds[0]) * 1e6
 
 
 @pytest.mark.parametrize("name", [

@@ -20,7 +20,7 @@ END = Item("epoch_end", None, 0, "")
 
 def seconds(cost: CostModel, op: str, size: int, ranks: int, stride: int) -> float:
     place = placement(np.array([ranks]), np.array([stride]), 8)
-    return float(cost.collective(op, np.array([float(size)]), *place).seconds[0])
+    return float(cost.network.collective(op, np.array([float(size)]), *place).seconds[0])
 
 
 def test_items_of_a_step_by_group_and_kind(h100_model: CostModel) -> None:

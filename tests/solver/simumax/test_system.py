@@ -77,36 +77,36 @@ def test_a_listed_gemm_takes_its_flops_over_its_efficiency(a100: CostModel) -> N
     def seconds(m: int, k: int, n: int, efficiency: float) -> float:
         return 2.0 * m * n * k / (312e12 * efficiency)
 
-    assert float(a100.linear(4096, 6144, 4096).seconds) == pytest.approx(seconds(4096, 4096, 6144, 0.7168), rel=1e-12)
-    gradient = a100.linear(4096, 4096, 28672, layout=1)
+    assert float(a100.kernels.linear(4096, 6144, 4096).seconds) == pytest.approx(seconds(4096, 4096, 6144, 0.7168), rel=1e-12)
+    gradient = a100.kernels.linear(4096, 4096, 28672, layout=1)
     assert float(gradient.seconds) == pytest.approx(seconds(4096, 28672, 4096, 0.7357), rel=1e-12)
-    weight = a100.linear(28672, 4096, 4096, layout=2, accumulate=True)
+    weight = a100.kernels.linear(28672, 4096, 4096, layout=2, accumulate=True)
     assert float(weight.seconds) == pytest.approx(seconds(28672, 4096, 4096, 0.7124), rel=1e-12)
 
 
 def test_listed_attention_and_experts(a100: CostModel) -> None:
     square = 2.0 * 4096**2 * 32 * 256
-    found = a100.flash_attn(1, 4096, 4096, 32, 8, 128, 128, backward=np.array([False, True])).seconds
+    found = a100.kernels.flash_attn(1, 4096, 4096, 32, 8, 128, 128, backward=np.array([False, True])).seconds
     assert found == pytest.approx(square * np.array([1, 2.5]) / (312e12 * np.array([1.132, 0.9764])), rel=1e-12)
     flops = 2.0 * 20 * 1232 * 3072 * 5120
-    found = a100.grouped_linear(20, 1232, 3072, 5120, np.arange(3), np.arange(3) == 2).seconds
+    found = a100.kernels.grouped_linear(20, 1232, 3072, 5120, np.arange(3), np.arange(3) == 2).seconds
     assert found == pytest.approx(flops / (312e12 * np.array([0.7074, 0.7039, 0.6036])), rel=1e-12)
 
 
 def test_unlisted_shapes_lie_between_listed_ones(a100: CostModel) -> None:
     """SimuMax would take the flat 0.75 for them, above every listed efficiency."""
     m = np.array([3072, 6144, 8192])
-    efficiency = 2.0 * m * 6144 * 4096 / 312e12 / a100.linear(m, 6144, 4096).seconds
+    efficiency = 2.0 * m * 6144 * 4096 / 312e12 / a100.kernels.linear(m, 6144, 4096).seconds
     assert ((efficiency > 0.6) & (efficiency < 0.75)).all()
 
 
 def test_flat_efficiencies(plain: CostModel) -> None:
     sizes = np.array([2048, 3000, 8192])
     for layout, adds in ((0, False), (1, False), (2, True)):
-        found = plain.linear(4096, sizes, 4096, layout=layout, accumulate=adds).seconds
+        found = plain.kernels.linear(4096, sizes, 4096, layout=layout, accumulate=adds).seconds
         assert found == pytest.approx(2.0 * 4096 * sizes * 4096 / (300e12 * 0.6), rel=FIT)
     for backward, factor in ((False, 1.0), (True, 2.5)):
-        found = plain.flash_attn(1, sizes, sizes, 32, 32, 128, 128, backward=backward).seconds
+        found = plain.kernels.flash_attn(1, sizes, sizes, 32, 32, 128, 128, backward=backward).seconds
         assert found == pytest.approx(factor * 2.0 * sizes**2 * 32 * 256 / (300e12 * 0.6), rel=3 * FIT)
 
 
@@ -114,10 +114,14 @@ def test_memory(plain: CostModel, a100: CostModel) -> None:
     assert plain.device.memory_bytes == 80 * GIB
     assert plain.device.memory_bandwidth == 1500 * GIB
     rate = 1500 * GIB * 0.9
-    assert float(plain.memory_bound("norm", 1e9).seconds) == pytest.approx(20e-6 + 1e9 / rate, rel=1e-9)
-    assert float(plain.memory_bound("residual", 1e9).seconds) == pytest.approx(3e-6 + 1e9 / rate, rel=1e-9)
-    assert float(plain.memory_bound("cross_entropy", 1e9).seconds) == pytest.approx(30e-6 + 1e9 / (1500 * GIB * 0.3), rel=1e-9)
-    assert float(a100.memory_bound("permute", 1e9).seconds) == pytest.approx(160e-6 + 1e9 / (1600 * GIB * 0.1879), rel=1e-9)
+    assert float(plain.kernels.memory_bound("norm", 1e9).seconds) == pytest.approx(20e-6 + 1e9 / rate, rel=1e-9)
+    assert float(plain.kernels.memory_bound("residual", 1e9).seconds) == pytest.approx(3e-6 + 1e9 / rate, rel=1e-9)
+    assert float(plain.kernels.memory_bound("cross_entropy", 1e9).seconds) == pytest.approx(
+        30e-6 + 1e9 / (1500 * GIB * 0.3), rel=1e-9
+    )
+    assert float(a100.kernels.memory_bound("permute", 1e9).seconds) == pytest.approx(
+        160e-6 + 1e9 / (1600 * GIB * 0.1879), rel=1e-9
+    )
     assert plain.device.peak_flops == {"bf16": 300e12}
     assert cost_of(changed("accelerator/op/fp8_matmul", {"tflops": 600, "efficient_factor": 0.5})).device.peak_flops == {
         "bf16": 312e12, "fp8": 600e12,
@@ -135,14 +139,14 @@ def test_collectives_inside_a_node(plain: CostModel, ranks: int, size: float) ->
         "all2all": size * share / rate + 10e-6 * (ranks - 1) + 2e-6,
     }
     for op, seconds in expected.items():
-        assert float(plain.collective(op, size, ranks, 1).seconds) == pytest.approx(seconds, rel=0.01), op
-    assert float(plain.collective("p2p", size, 2, 1).seconds) == pytest.approx(size / rate + 12e-6, rel=0.01)
+        assert float(plain.network.collective(op, size, ranks, 1).seconds) == pytest.approx(seconds, rel=0.01), op
+    assert float(plain.network.collective("p2p", size, 2, 1).seconds) == pytest.approx(size / rate + 12e-6, rel=0.01)
 
 
 def test_nodes_of_another_size_count_the_latency_once() -> None:
     cost = cost_of({**PLAIN, "num_per_node": 4})
     seconds = 1e9 * 0.75 / (300 * GIB * 0.8) + 12e-6
-    assert float(cost.collective("all_gather", 1e9, 4, 1).seconds) == pytest.approx(seconds, rel=0.01)
+    assert float(cost.network.collective("all_gather", 1e9, 4, 1).seconds) == pytest.approx(seconds, rel=0.01)
     assert cost.device.gpus_per_node == 4
 
 
@@ -156,35 +160,37 @@ def test_nodes_between_two_pcie_networks_take_the_smaller(ranks: int) -> None:
 def test_networks_of_pcie_by_ranks_and_crowded_groups(a100: CostModel) -> None:
     for ranks, efficiency, latency in ((2, 0.6866, 24.84e-6), (4, 0.6915, 8.93e-6), (8, 0.4497, 4.83e-6)):
         seconds = 1e9 * (ranks - 1) / ranks / (30 * GIB * efficiency) + latency * (ranks - 1)
-        assert float(a100.collective("all_gather", 1e9, ranks, 1).seconds) == pytest.approx(seconds, rel=0.01)
+        assert float(a100.network.collective("all_gather", 1e9, ranks, 1).seconds) == pytest.approx(seconds, rel=0.01)
     # ranks apart share the links of the node with other groups: as dp_fixed_bw says, or else as the widest network
-    found = float(a100.collective("all_gather", 1e9, 4, 1, strided=1).seconds)
+    found = float(a100.network.collective("all_gather", 1e9, 4, 1, strided=1).seconds)
     assert found == pytest.approx(1e9 * 0.75 / (7.65 * GIB), rel=0.01)
-    found = float(a100.collective("all_reduce", 1e9, 4, 1, strided=1).seconds)
+    found = float(a100.network.collective("all_reduce", 1e9, 4, 1, strided=1).seconds)
     assert found == pytest.approx(1e9 * 2 * 0.75 / (30 * GIB * 0.4176), rel=0.01)
-    whole = a100.collective("all_gather", 1e9, 8, 1, strided=np.array([0, 1])).seconds
+    whole = a100.network.collective("all_gather", 1e9, 8, 1, strided=np.array([0, 1])).seconds
     assert whole[0] == whole[1]
 
 
 def test_a_mesh_has_the_links_to_the_others() -> None:
     cost = cost_of({**PLAIN, "FC8": True})
     seconds = 1e9 * 0.75 / (300 * GIB * 0.8 * 3 / 7) + 32e-6
-    assert float(cost.collective("all_gather", 1e9, 4, 1).seconds) == pytest.approx(seconds, rel=0.01)
+    assert float(cost.network.collective("all_gather", 1e9, 4, 1).seconds) == pytest.approx(seconds, rel=0.01)
 
 
 def test_between_two_nodes(plain: CostModel) -> None:
     """The file's bandwidth is of a whole node of 8: a rank alone has an eighth, half of an exchange stays in its node."""
     rate, size = 300 * GIB * 0.8, 64 * 2.0**20
-    assert plain.network_bandwidth == 300 * GIB / 8
+    assert plain.network.bandwidth == 300 * GIB / 8
     expected = {
         "all_gather": size * 15 / 16 / rate + 10e-6 * 15 + 2e-6,
         "all_reduce": size * 2 * 15 / 16 / (300 * GIB * 0.5) + 4e-6 * 30 + 7e-6,
         "all2all": 4 * size * 15 / 16 / rate + 10e-6 * 15 + 2e-6,
     }
     for op, seconds in expected.items():
-        assert float(plain.collective(op, size, 8, 2).seconds) == pytest.approx(seconds, rel=AT_TWO_NODES), op
-    assert float(plain.collective("p2p", size, 1, 2).seconds) == pytest.approx(8 * size / rate + 12e-6, rel=AT_TWO_NODES)
-    more = [float(plain.collective("all_reduce", 1e9, 8, nodes).seconds) for nodes in (2, 4, 16)]
+        assert float(plain.network.collective(op, size, 8, 2).seconds) == pytest.approx(seconds, rel=AT_TWO_NODES), op
+    assert float(plain.network.collective("p2p", size, 1, 2).seconds) == pytest.approx(
+        8 * size / rate + 12e-6, rel=AT_TWO_NODES
+    )
+    more = [float(plain.network.collective("all_reduce", 1e9, 8, nodes).seconds) for nodes in (2, 4, 16)]
     assert more == sorted(more)
 
 

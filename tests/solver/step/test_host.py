@@ -11,6 +11,7 @@ from toy import DEVICE, TINY, layer_keys, make_problem, some_layouts, toy_cost, 
 from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
 from predictor.fitted import _plain_layer_launch
+from predictor.host_costs import HostCosts
 from profiler.profile.profile import Table
 from profiler.profile.profiles import find_profile
 from solver.layers.decoder import layer_program
@@ -23,7 +24,7 @@ from solver.step.solutions import estimate_layouts
 
 
 def measured(seconds: float) -> CostModel:
-    return replace(toy_cost(), plain_layer_launch=seconds)
+    return replace(toy_cost(), host=HostCosts(plain_layer_launch=seconds))
 
 
 def test_the_ops_of_the_timed_layer_are_counted() -> None:
@@ -56,5 +57,5 @@ def test_both_passes_are_needed_and_another_machine_has_another_host(h100_model:
     assert _plain_layer_launch(both.where(both["pass"] == "forward")) == 0.0
     h20 = find_profile("h20")[0]
     assert h20.derivation is not None
-    own = replace(h100_model, plain_layer_launch=8e-4)
-    assert derived_cost_model(own, h20.device, h20.derivation, own).plain_layer_launch == 0.0
+    own = replace(h100_model, host=HostCosts(plain_layer_launch=8e-4))
+    assert derived_cost_model(own, h20.device, h20.derivation, own).host.plain_layer_launch == 0.0

@@ -11,6 +11,7 @@ from references import op_flops
 from toy import toy_cost
 
 from predictor.estimate import Estimate
+from predictor.kernels.derating import Deratings
 from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from solver.layers.program import BEFORE_ANOTHER, FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op
@@ -39,7 +40,7 @@ def test_grouped_gemms_by_hand() -> None:
         Op("experts", "moe", GROUPED_LINEAR, FORWARD, {**dims, "passes": 0}),
         Op("experts", "moe", GROUPED_LINEAR, WEIGHT_GRAD, {**dims, "passes": 2}),
     ]
-    found = estimate_ops(ops, 3, toy_cost(grouped=overhead, derating=1.1))
+    found = estimate_ops(ops, 3, toy_cost(grouped=overhead, deratings=Deratings(1.1)))
     one = 8 * 100 * 64 * 32 * 1e-12 * 1.1
     np.testing.assert_allclose(found.seconds, [[1.5 * one, 3 * one, 1.5 * one], [3 * one, 6 * one, 3 * one]], rtol=1e-12)
     np.testing.assert_allclose(found.relative_std, np.hypot(0.1, 0.2))

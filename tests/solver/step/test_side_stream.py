@@ -54,14 +54,14 @@ def test_more_compute_never_exposes_more(
 def test_contention_on_a_slow_network_is_that_inside_a_node() -> None:
     # contention is 0.1 s per second of a collective inside a node, where a byte takes half as long as between nodes
     cost = toy_cost()
-    inside = cost.contention_seconds("all_reduce", 1e6, 1, 1e6 * LINK)
-    between = cost.contention_seconds("all_reduce", 1e6, 4, 1e6 * NETWORK)
+    inside = cost.network.contention_seconds("all_reduce", 1e6, 1, 1e6 * LINK)
+    between = cost.network.contention_seconds("all_reduce", 1e6, 4, 1e6 * NETWORK)
     assert inside == between == pytest.approx(0.1 * 1e6 * LINK, rel=1e-12)
 
 
 def test_on_hopper_a_second_between_nodes_costs_what_was_measured() -> None:
     cost = toy_cost(contention=ON_HOPPER)
-    assert cost.contention_seconds("all_reduce", 1e6, np.array([1, 4]), 2.0) == pytest.approx([0.3, 0.25], rel=1e-12)
+    assert cost.network.contention_seconds("all_reduce", 1e6, np.array([1, 4]), 2.0) == pytest.approx([0.3, 0.25], rel=1e-12)
 
 
 @given(st.floats(1e3, 1e10), st.integers(2, 512), st.floats(1.5, 50.0))
@@ -69,7 +69,7 @@ def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, sl
     fast = toy_cost()
     slow = fast.with_network(DEVICE.network_bandwidth / slower)
     delays = [
-        c.contention_seconds("all_gather", size, nodes, c.collective("all_gather", size, 8, nodes).seconds)
+        c.network.contention_seconds("all_gather", size, nodes, c.network.collective("all_gather", size, 8, nodes).seconds)
         for c in (fast, slow)
     ]
     assert delays[1] >= delays[0] * (1 - 1e-12)
@@ -79,18 +79,18 @@ def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, sl
 def test_a_slower_network_is_never_faster(size: float, contention: float, share: float, slower: float) -> None:
     # on a CPU a collective may delay the compute that it overlaps with by more than its own time
     fast = toy_cost(contention=Contention(contention))
-    compute = np.array([share * fast.collective("all_reduce", size, 8, 4).seconds])
+    compute = np.array([share * fast.network.collective("all_reduce", size, 8, 4).seconds])
     times = []
     for cost in (fast, fast.with_network(DEVICE.network_bandwidth / slower)):
-        exposed = np.array([cost.collective("all_reduce", size, 8, 4).seconds])
-        delay = cost.contention_seconds("all_reduce", size, 4, exposed)
+        exposed = np.array([cost.network.collective("all_reduce", size, 8, 4).seconds])
+        delay = cost.network.contention_seconds("all_reduce", size, 4, exposed)
         times.append(SideStreamWork(exposed, delay, np.zeros(1)).overlapped_with(compute)[0])
     assert times[1] >= times[0] * (1 - 1e-12)
 
 
 def test_nodes_of_one_accelerator_have_contention_too() -> None:
     cost = toy_cost(device=replace(DEVICE, gpus_per_node=1))
-    assert cost.contention_seconds("all_reduce", 1e6, 2, 1.0) == pytest.approx(0.1, rel=1e-12)
+    assert cost.network.contention_seconds("all_reduce", 1e6, 2, 1.0) == pytest.approx(0.1, rel=1e-12)
 
 
 def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
@@ -128,17 +128,19 @@ def test_buckets_of_torchs_ddp_are_of_whole_tensors() -> None:
 
 
 def test_rank_skew_of_a_step(h100_model: CostModel) -> None:
-    without_skew = h100_model.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network_bandwidth).seconds
-    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(without_skew + 7 * PER_RANK, rel=1e-12)
+    without_skew = h100_model.network.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network.bandwidth).seconds
+    assert h100_model.network.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(
+        without_skew + 7 * PER_RANK, rel=1e-12
+    )
     # a single rank has no skew; broadcasts and point-to-point sends are queued ahead
-    assert h100_model.collective("all_gather", 2**20, 1, 1).seconds == 0
+    assert h100_model.network.collective("all_gather", 2**20, 1, 1).seconds == 0
     for op in ("broadcast", "p2p"):
-        without_skew = h100_model.collectives.predict(op, 2**20, 2, 1, h100_model.network_bandwidth).seconds
-        assert h100_model.collective(op, 2**20, 2, 1).seconds == pytest.approx(without_skew, rel=1e-12)
+        without_skew = h100_model.network.collectives.predict(op, 2**20, 2, 1, h100_model.network.bandwidth).seconds
+        assert h100_model.network.collective(op, 2**20, 2, 1).seconds == pytest.approx(without_skew, rel=1e-12)
 
 
 def test_rank_skew_is_the_difference_of_two_tables_of_one_gpu(fitted: Callable[[str], CostModel]) -> None:
-    tests, training = fitted("b200_sxm").collectives, find_profile("b200_sxm")[0].meta["laws"]["intra_node"]
+    tests, training = fitted("b200_sxm").network.collectives, find_profile("b200_sxm")[0].meta["laws"]["intra_node"]
     for ranks in (2, 4, 8):
         size = 2.0 ** np.arange(20, 27)
         differences = []

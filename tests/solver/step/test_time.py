@@ -195,7 +195,7 @@ def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
 
 def test_a_network_that_is_slower_than_the_compute_beside_it_sets_the_pace() -> None:
     # two nodes of one GPU, 1 GB/s between them: 4 micro batches x 2 chunks x 2 passes of a message each, and the exposed hops
-    cost = toy_cost(network_bandwidth=1e9, device=replace(DEVICE, gpus_per_node=1))
+    cost = toy_cost(bandwidth=1e9, device=replace(DEVICE, gpus_per_node=1))
     problem = make_problem(TINY.replace(num_hidden_layers=4), 2, cost, 32, framework="megatron-lm", **RUN, p2p_overlap=True)
     found = estimated(problem, [problem.layout(dp=1, pp=2, vpp=2, zero=0, num_micro_batches=4)])
     send = float(found.terms.send_recv[0])
