@@ -266,8 +266,8 @@ def _step_lines(solutions: Solutions, index: int, parts: dict[str, float]) -> li
 
     Their uncertainty is that of their ops, weighted by seconds; their basis is that of the longest op.
     """
-    sync = solutions.terms.synchronisation
-    at = int(solutions.terms.synchronisation_row[solutions.layouts.row[index]])
+    sync = solutions.terms.once.estimates
+    at = int(solutions.terms.once.row[solutions.layouts.row[index]])
     sends = estimate_send_recv(solutions.problem, solutions.layouts.one(index).splits)
     found = [_step_line(part, parts[part], sync, at, names) for part, names in _step_parts(solutions, index).items()]
     found.append(_step_line("pp_transfer", parts["pp_transfer"], sends, 0, ("send_recv",)))

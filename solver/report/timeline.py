@@ -93,7 +93,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
     group = int(solutions.layouts.splits.micro_batch_group[row])
     line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share, group)
-    line = followed_by(line, vpp - 1, float(solutions.terms.projection_weight_grad[row]), _deferred(solutions, index))
+    line = followed_by(line, vpp - 1, float(solutions.terms.ends.projection_weight_grad[row]), _deferred(solutions, index))
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
@@ -134,9 +134,9 @@ def _chunk_seconds(
     """
     terms, row = solutions.terms, int(solutions.layouts.row[index])
     key, of_layer = int(terms.key[row]), solutions.problem.kinds.of_layer
-    both = np.array([terms.forward[:, :, row], terms.backward[:, :, row]])  # [2, kinds, streams]
+    both = np.array([terms.layers.forward[:, :, row], terms.layers.backward[:, :, row]])  # [2, kinds, streams]
     forward, backward = both.sum(axis=2)
-    weight = terms.weight_grad[:, row]
+    weight = terms.layers.weight_grad[:, row]
     times, waits = np.zeros((3, pp, vpp)), np.zeros((2, both.shape[2], pp, vpp))
     first = 0
     for number, layers in enumerate(chunks_of(solutions, index)):
@@ -155,7 +155,7 @@ def _chunk_seconds(
     micro_batches = float(terms.splits.num_micro_batches[row])
     chosen = [TIME_PARTS.index(name) for name in _OF_PASSES]
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
-    deferred = _deferred(solutions, index) / micro_batches * float(terms.projection_weight_grad[row])
+    deferred = _deferred(solutions, index) / micro_batches * float(terms.ends.projection_weight_grad[row])
     whole[-1], times[1, -1, -1] = whole[-1] - deferred, times[1, -1, -1] - deferred
     extra = np.maximum(whole - times[:2].sum(axis=(0, 2)), 0.0)[:, None] / vpp  # recomputation and what else waits in backward
     times[1] += extra

@@ -91,7 +91,7 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
     sharded = sharded_messages(solutions, index)
     layers = []
     for kind, part in enumerate(table.layers):
-        compute = float(terms.forward[kind, 0, row]), float(terms.backward[kind, 0, row])
+        compute = float(terms.layers.forward[kind, 0, row]), float(terms.layers.backward[kind, 0, row])
         layers.append(_work(part, key, "layer", level, sharded.get(f"layer{kind}", ()), compute))
     root = sharded.get("root", ())
     again = level if end_recomputed(solutions.problem, solutions.layouts)[index] else Recompute.NONE

@@ -11,10 +11,11 @@ from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
 from solver.spec.choices import Recompute
 from solver.step.data_parallel_ops import buffer_op
+from solver.step.once_terms import estimate_synchronisation
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
 from solver.step.synchronisation import reduces_whole
-from solver.step.terms import estimate_send_recv, estimate_synchronisation
+from solver.step.terms import estimate_send_recv
 from solver.step.time import accumulations, sharded_casts
 
 _OF_COPIES = {False: "dp", True: "ep_dp"}

@@ -65,7 +65,7 @@ def _forward_seconds(solutions: Solutions, index: int) -> np.ndarray:
     problem, row = solutions.problem, solutions.layouts.row[index]
     one, key = solutions.layouts.one(index), solutions.terms.key[row]
     stages, table = stages_of(problem, one.splits, every=True), solutions.table
-    each = stages.counts[:, :, 0] @ solutions.terms.forward[:, 0, row]
+    each = stages.counts[:, :, 0] @ solutions.terms.layers.forward[:, 0, row]
     each = each + table.embedding.times.forward[0, key] * stages.has_embedding[:, 0]
     each = each + table.head.times.forward[0, key] * stages.has_head[:, 0]
     return one.splits.num_micro_batches[0] * each

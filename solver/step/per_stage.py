@@ -60,10 +60,10 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     recomputed = stages.recomputed(recomputed_limit(solutions.problem, chosen), one)[0][:, :, 0]
     embedding, head = stages.has_embedding[:, 0], stages.has_head[:, 0]
     parts = np.repeat(slowest[:, None], pp, axis=1)
-    layer = (terms.forward + terms.backward)[:, :, row]
-    streams = (counts @ layer).T + terms.embedding[:, row, None] * embedding + terms.head[:, row, None] * head
-    ends = head * end_recomputed(solutions.problem, chosen) * terms.head_recompute[level, row]
-    again = recomputed @ terms.recompute[:, level, row] + ends
+    layer = (terms.layers.forward + terms.layers.backward)[:, :, row]
+    streams = (counts @ layer).T + terms.ends.embedding[:, row, None] * embedding + terms.ends.head[:, row, None] * head
+    ends = head * end_recomputed(solutions.problem, chosen) * terms.ends.head_recompute[level, row]
+    again = recomputed @ terms.layers.recompute[:, level, row] + ends
     streams[STREAMS.index("ep")] -= counts @ solutions.times.hidden[:, index]
     names = ("compute", *(f"{stream}_exposed" for stream in STREAMS[1:]))
     for name, seconds in zip(names, m * streams, strict=True):

@@ -122,8 +122,10 @@ def _pipeline(
     planned = np.flatnonzero(automatic)
     if len(planned):
         stage, terms = slowest.stage, stages.terms
-        deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
-        forward = over_kinds(stage.layers, stages.layer.forward) + stage.has_head * terms.head_forward[row]
+        deferrable = (
+            over_kinds(stage.layers, terms.layers.weight_grad[:, row]) + stage.has_head * terms.ends.head_weight_grad[row]
+        )
+        forward = over_kinds(stage.layers, stages.layer.forward) + stage.has_head * terms.ends.head_forward[row]
         each = np.array([forward, seconds - forward - deferrable, deferrable])[:, planned]
         late, share = terms.send_recv[row[planned]], weight_share(terms, stages.layouts, stage)[planned]
         found[planned] = automatic_pipeline_seconds(
@@ -138,17 +140,17 @@ def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np
     Above 1 where recomputation keeps less than they need.
     """
     row = layouts.row
-    kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, Recompute.NONE, row]
+    kept, whole = terms.layers.saved[:, layouts.recompute, row], terms.layers.saved[:, Recompute.NONE, row]
     held = over_kinds(stage.recomputed, kept) + over_kinds(stage.layers - stage.recomputed, whole)
-    return over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
+    return over_kinds(stage.layers, terms.layers.postponed[:, row]) / np.maximum(held, 1.0)
 
 
 def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[np.ndarray]:
     """Return the seconds of one micro batch on the slowest stage, forward and backward, for each stream."""
     return [
-        over_kinds(stage.layers, (terms.forward[:, s] + terms.backward[:, s])[:, row])
-        + stage.has_embedding * terms.embedding[s][row] + stage.has_head * terms.head[s][row]
-        for s in range(terms.forward.shape[1])
+        over_kinds(stage.layers, (terms.layers.forward[:, s] + terms.layers.backward[:, s])[:, row])
+        + stage.has_embedding * terms.ends.embedding[s][row] + stage.has_head * terms.ends.head[s][row]
+        for s in range(terms.layers.forward.shape[1])
     ]  # fmt: skip
 
 
@@ -174,10 +176,10 @@ def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: Layer
     limit, row, level = problem.run.offload_layers, layouts.row, layouts.recompute
     if limit:
         moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), row)
-        return over_kinds(moved[0], _of_whole_layers(problem, terms.saved[:, Recompute.NONE, row], layer))
+        return over_kinds(moved[0], _of_whole_layers(problem, terms.layers.saved[:, Recompute.NONE, row], layer))
     if not problem.run.offload_modules:
         return np.zeros(len(layouts))
-    last, moved = 1.0 / terms.splits.vpp[row], terms.offloaded
+    last, moved = 1.0 / terms.splits.vpp[row], terms.layers.offloaded
     whole = exposed_transfer(problem, moved[:, Recompute.NONE, row], layer.forward, layer.backward, last)
     again = exposed_transfer(problem, moved[:, level, row], layer.forward, layer.backward + layer.recompute, last)
     return over_kinds(stage.layers - stage.recomputed, whole) + over_kinds(stage.recomputed, again)

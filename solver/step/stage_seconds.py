@@ -77,9 +77,9 @@ class LayerSeconds(NamedTuple):
 def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Run) -> tuple[LayerSeconds, np.ndarray]:
     """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
     row = layouts.row
-    forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
-    recompute = terms.recompute[:, layouts.recompute, row]
-    fsdp, fsdp_extra, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
+    forward, backward = terms.layers.forward.sum(axis=1)[:, row], terms.layers.backward.sum(axis=1)[:, row]
+    recompute = terms.layers.recompute[:, layouts.recompute, row]
+    fsdp, fsdp_extra, root = exposed_by_sharding(terms.once.sharded, layouts, forward, backward, recompute)
     both, nothing = forward + backward, np.zeros(forward.shape)
     hidden = _hidden_exchange(terms, layouts, both, run) if run.moe_exchange_overlap else nothing
     without_recompute, extra = forward + backward + fsdp - hidden, recompute + fsdp_extra
@@ -99,9 +99,9 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, splits.micro_batch_group[row])
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
     splits_passes = run.delay_wgrad_compute | splits_backward(splits.schedule[row])
-    together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])
+    together = np.where(splits_passes, terms.layers.paired[:, 1, row], terms.layers.paired[:, 0, row])
     ep = STREAMS.index("ep")
-    sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
+    sent = (terms.layers.forward[:, ep] + terms.layers.backward[:, ep])[:, row]
     return share * np.clip(both - together, 0.0, sent)
 
 
@@ -117,9 +117,9 @@ class Ends(NamedTuple):
 def ends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Ends:
     """Return the seconds of embedding and head."""
     row = layouts.row
-    deferred = deferred_share(problem.run, terms.splits.num_micro_batches[row]) * terms.projection_weight_grad[row]
-    again = np.where(end_recomputed(problem, layouts), terms.head_recompute[layouts.recompute, row], 0.0)
-    return Ends(terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + again - deferred, again, deferred)
+    deferred = deferred_share(problem.run, terms.splits.num_micro_batches[row]) * terms.ends.projection_weight_grad[row]
+    again = np.where(end_recomputed(problem, layouts), terms.ends.head_recompute[layouts.recompute, row], 0.0)
+    return Ends(terms.ends.embedding.sum(axis=0)[row], terms.ends.head.sum(axis=0)[row] + again - deferred, again, deferred)
 
 
 class Sends(NamedTuple):
@@ -282,7 +282,9 @@ def _passes(
     ends: whether embedding and head are among them (0 or 1). sent: what the first two wait for.
     """
     row, terms, layer, (first, last) = stages.layouts.row, stages.terms, stages.layer, ends
-    forward = over_kinds(layers, layer.forward) + first * terms.embedding_forward[row] + last * terms.head_forward[row]
+    forward = (
+        over_kinds(layers, layer.forward) + first * terms.ends.embedding_forward[row] + last * terms.ends.head_forward[row]
+    )
     both = (
         over_kinds(layers, layer.without_recompute)
         + over_kinds(recomputed, layer.recompute_extra)
@@ -290,5 +292,5 @@ def _passes(
         + last * stages.ends.head
     )
     split = splits_backward(terms.splits.schedule[row])
-    weights = split * (over_kinds(layers, terms.weight_grad[:, row]) + last * terms.head_weight_grad[row])
+    weights = split * (over_kinds(layers, terms.layers.weight_grad[:, row]) + last * terms.ends.head_weight_grad[row])
     return np.array([forward + sent[0], both - forward - weights + sent[1], weights])

@@ -44,7 +44,7 @@ def exposed_gradients(problem: Problem, terms: SplitTerms, layouts: Layouts, bac
     row, zero, split, sync = layouts.row, layouts.zero, terms.splits, problem.framework.data_parallel
     whole, pp, vpp = reduces_whole(problem.framework, problem.run, zero), split.pp[row], split.vpp[row]
     times = np.ones_like(pp) if problem.defers_sync else _reductions(terms, layouts)
-    reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
+    reduce = SideStreamWork.where(whole, terms.once.all_reduce.take(row), terms.once.reduce_scatter.take(row)) * times
     late = sync.overlaps_sharded_alone & ((zero == 0) | (pp > 1))
     if not problem.run.overlap_grad_reduce:
         late = np.ones_like(late)
@@ -67,7 +67,7 @@ def exposed_gathers(problem: Problem, terms: SplitTerms, layouts: Layouts, forwa
     row, zero, run = layouts.row, layouts.zero, problem.run
     of_units = problem.framework.data_parallel.shards_units
     gathers = _reductions(terms, layouts) if of_units and not problem.runs_no_sync else np.ones_like(row)
-    gather = terms.all_gather.take(row) * gathers
+    gather = terms.once.all_gather.take(row) * gathers
     gathered = gather.exposed
     in_step = run.optimizer == "muon" or problem.framework.data_parallel.gathers_in_step  # Muon's distributed form does so too
     if run.overlap_param_gather and not in_step:
@@ -98,8 +98,8 @@ def _group(terms: SplitTerms, layouts: Layouts) -> np.ndarray:
 
 def _last_bucket(problem: Problem, terms: SplitTerms, layouts: Layouts, whole: np.ndarray) -> np.ndarray:
     """Return the share of a stage's parameters that the last bucket has, the embedding's, [layouts]."""
-    row, split, parameters = layouts.row, terms.splits, terms.parameters
+    row, split, parameters = layouts.row, terms.splits, terms.once.parameters
     of_units = problem.framework.data_parallel.shards_units & ~whole
     messages = buckets(problem, split, parameters, parameters)[row]
     one = 1 / np.where(of_units, units(problem, split, LINEARS)[row], messages)
-    return np.minimum(np.maximum(one, (terms.embedding_parameters / parameters)[row]), 1.0)
+    return np.minimum(np.maximum(one, (terms.ends.embedding_parameters / parameters)[row]), 1.0)

@@ -65,13 +65,15 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     gather = exposed_gathers(problem, terms, layouts, forward)
     if problem.run.offload_gradients:
         number, beside = terms.splits.num_micro_batches[row], problem.reduces_sharded_beside
-        turns = ranks_in_turn(problem, terms.splits, terms.parameters)[row]
-        sync = sync + late_gradients(terms.to_host[row], backward, number, layouts.zero, turns, beside)
-    optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
+        turns = ranks_in_turn(problem, terms.splits, terms.once.parameters)[row]
+        sync = sync + late_gradients(terms.once.to_host[row], backward, number, layouts.zero, turns, beside)
+    optimizer = (
+        np.where(layouts.zero == 0, terms.once.optimizer_whole[row], terms.once.optimizer_shard[row]) + terms.once.other[row]
+    )
     casts = sharded_casts(problem, terms.splits.num_micro_batches[row], layouts.recompute == Recompute.FULL)
-    optimizer = optimizer + np.where(layouts.zero == 3, casts, 1) * terms.weight_casts[row]
+    optimizer = optimizer + np.where(layouts.zero == 3, casts, 1) * terms.once.weight_casts[row]
     of_shard = buffers_shard(problem, layouts.zero, terms.splits.pp[row])
-    optimizer = optimizer + np.where(of_shard, terms.buffer_shard[row], terms.buffer_whole[row])
+    optimizer = optimizer + np.where(of_shard, terms.once.buffer_shard[row], terms.once.buffer_whole[row])
     optimizer = np.maximum(optimizer, _optimizer_launches(problem, terms)[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
@@ -81,7 +83,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
 def _accumulation(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.ndarray:
     """Return the seconds per step of the kernels that add gradients to those of the micro batches before, [layouts]."""
     row, splits = layouts.row, terms.splits
-    seconds: np.ndarray = terms.accumulation[row]
+    seconds: np.ndarray = terms.once.accumulation[row]
     return seconds * accumulations(problem, layouts.zero, splits.num_micro_batches[row], splits.pp[row])
 
 

@@ -93,7 +93,7 @@ def test_gradients_that_are_cast_before_they_are_added() -> None:
     # DeepSpeed's BF16_Optimizer: 2 read and 4 written, then 4 and 4 read and 4 written: 18 bytes per parameter and micro batch
     def accumulation(grad_dtype: str) -> float:
         found = tiny("megatron-deepspeed", run={"grad_dtype": grad_dtype, "precision": "bf16"}, num_micro_batches=2)
-        return float(part(found, "gradient_accumulation")[0] / found.terms.parameters[0] / BYTE)
+        return float(part(found, "gradient_accumulation")[0] / found.terms.once.parameters[0] / BYTE)
 
     assert accumulation("fp32") == pytest.approx(2 * 18)
     assert accumulation("bf16") == pytest.approx(6), "the first micro batch's gradients stay where they are"

@@ -173,7 +173,7 @@ def test_a_part_of_the_step_is_as_uncertain_as_what_the_layout_sends() -> None:
     problem = make_problem(LLAMA, 16, cost, framework="megatron-core", overlap_grad_reduce=False, overlap_param_gather=False)
     layouts = [problem.layout(zero=zero, zero_shard_size=16 if zero else 1, dp=16) for zero in (0, 1)]
     found = estimate(problem, layouts)
-    sync, spread = found.terms.synchronisation, {}
+    sync, spread = found.terms.once.estimates, {}
     for op, std in (("gradients.all_reduce", 0.5), ("gradients.reduce_scatter", 0.1)):
         for row, one in enumerate(sync.ops):
             if one.name.startswith(op):

@@ -70,7 +70,7 @@ def test_each_stream_of_collectives_has_a_lane(h100_model: CostModel) -> None:
     assert lanes == ["passes", "tensor parallel, exposed", "context parallel, exposed", "sends between stages",
                      "data parallel, exposed"]  # fmt: skip
     exposed = sum(event["dur"] for event in events if event["name"].startswith("tp ") and event["pid"] == 1)
-    tensor = found.terms.forward[:, 1, 0] + found.terms.backward[:, 1, 0]
+    tensor = found.terms.layers.forward[:, 1, 0] + found.terms.layers.backward[:, 1, 0]
     assert exposed == pytest.approx(1e6 * 6 * 16 * tensor[0], rel=1e-9)  # six micro batches of sixteen layers
     for stage in range(2):  # what a pass waits for lies within it
         passes = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and "args" in e and e["pid"] == stage]

@@ -165,7 +165,7 @@ def test_only_the_projection_to_the_vocabulary_is_deferred(h100_model: CostModel
     shape = {"pp": 2, "dp": 8, "num_micro_batches": 8, "zero_shard_size": 8}
     problem = problem_of(DEEP, h100_model, defer_embedding_wgrad_compute=True)
     found = estimate_layouts(problem, Layouts.of([problem.layout(**shape)]))
-    assert float(found.terms.projection_weight_grad[0]) < 0.5 * float(found.terms.head_weight_grad[0])
+    assert float(found.terms.ends.projection_weight_grad[0]) < 0.5 * float(found.terms.ends.head_weight_grad[0])
     tokens = problem.run.seq_len
     at_once = problem_of(DEEP, h100_model)
     before = estimate_layouts(at_once, Layouts.of([at_once.layout(**shape)]))

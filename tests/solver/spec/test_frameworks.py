@@ -220,7 +220,7 @@ def test_rings_of_nanotron_between_nodes_are_late() -> None:
 
     def sent(tp: int) -> list[float]:
         found = tiny("nanotron", 16, model, tp=tp, tp_mode="msp", zero=0, dp=16 // tp)
-        return [float(way[0, STREAMS.index("tp"), 0]) for way in (found.terms.forward, found.terms.backward)]
+        return [float(way[0, STREAMS.index("tp"), 0]) for way in (found.terms.layers.forward, found.terms.layers.backward)]
 
     assert sent(16) == pytest.approx([4 * 15 * 40e-6, 6 * 15 * 40e-6], rel=1e-3)
     assert max(sent(8)) < 1e-6
@@ -230,9 +230,7 @@ def test_zero_1_of_nanotron_is_one_collective_and_a_copy_of_each_part() -> None:
     # 16 ranks; 12 tensors in the layers, 7 us for each and rank. Elsewhere buckets of gradients are sent during the last pass
     found = tiny("nanotron", 16, zero=1, zero_shard_size=16)
     assert part(found, "parameter_gather")[0] == pytest.approx(16 * 12 * 7e-6, rel=1e-2)
-    counts = {
-        op.name: np.max(op.count) for op in found.terms.synchronisation.ops if op.kind in ("reduce_scatter", "all_gather")
-    }
+    counts = {op.name: np.max(op.count) for op in found.terms.once.estimates.ops if op.kind in ("reduce_scatter", "all_gather")}
     assert counts["gradients.reduce_scatter"] == counts["parameters.all_gather"] == 1
     assert part(tiny("nanotron", 16, zero=0), "parameter_gather")[0] == 0
 

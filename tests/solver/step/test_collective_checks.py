@@ -68,8 +68,10 @@ def test_the_host_checks_the_collectives_of_a_tensor_group() -> None:
     # tp 2 in a node: four collectives forward and six backward, whose checks of 0.4 ms outlast everything of a tiny layer
     found = tiny("nanotron", 2, run={"cuda_graphs": True, "collective_checks": True}, tp=2, tp_mode="msp", zero=0, dp=1)
     terms = found.terms
-    assert [float(way[0].sum()) for way in (terms.forward, terms.backward)] == pytest.approx([4 * 0.4e-3, 6 * 0.4e-3], rel=1e-9)
-    assert terms.forward[0, STREAMS.index("tp"), 0] < 1e-6 and part(found, "gradient_sync")[0] == 0
+    assert [float(way[0].sum()) for way in (terms.layers.forward, terms.layers.backward)] == pytest.approx(
+        [4 * 0.4e-3, 6 * 0.4e-3], rel=1e-9
+    )
+    assert terms.layers.forward[0, STREAMS.index("tp"), 0] < 1e-6 and part(found, "gradient_sync")[0] == 0
 
 
 def stated(framework: str, world: int, late_inside: float, late: float, **run: Any) -> Problem:

@@ -103,7 +103,7 @@ def test_gradients_of_tied_tables_are_summed_over_the_end_stages() -> None:
     # two stages in one node: the table's 16,384 bf16 gradients; with 16 ranks of data parallelism its copy is in another node
     def once(world: int, **model: Any) -> float:
         found = tiny("generic", world, TINY.replace(**model), EXPOSED, dp=world // 2, pp=2, zero=0)
-        return float(found.terms.once[0] + found.terms.buffer_whole[0])
+        return float(found.terms.once.other[0] + found.terms.once.buffer_whole[0])
 
     # the gradients of a layer and of the larger end are zeroed (2 bytes) and, on several ranks, divided (4)
     buffer = (36_864 + 128 + 16_384 + 64) * 2 * BYTE
@@ -134,11 +134,11 @@ def test_a_v_ends_on_the_stage_where_it_begins() -> None:
             found = tiny("zero-bubble", 4, model.replace(tie_word_embeddings=tied), EXPOSED, **layout)
             times[schedule, tied] = found
     tables, norm = 4096 * 64, 64
-    held = {name: float(found.terms.parameters[0]) for name, found in times.items()}
+    held = {name: float(found.terms.once.parameters[0]) for name, found in times.items()}
     assert held["zb-v", False] == 2 * (36_864 + 128) + 2 * tables + norm
     assert held["1f1b", False] == 2 * (36_864 + 128) + tables + norm
     assert held["zb-v", True] == held["1f1b", True] == held["1f1b", False]
-    sent = {name: float(found.terms.synchronisation.row("tied_embedding")[0]) for name, found in times.items()}
+    sent = {name: float(found.terms.once.estimates.row("tied_embedding")[0]) for name, found in times.items()}
     assert sent["zb-v", True] == sent["zb-v", False] == sent["1f1b", False] == 0.0 < sent["1f1b", True]
 
 

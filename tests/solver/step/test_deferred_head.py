@@ -61,7 +61,7 @@ def test_the_closed_form_is_that_of_the_event_simulation(
 
 def test_seconds_and_bytes_by_hand() -> None:
     at_once, later = estimated(), estimated(defer_embedding_wgrad_compute=True)
-    grad = float(at_once.terms.head_weight_grad[0])
+    grad = float(at_once.terms.ends.head_weight_grad[0])
     assert grad == pytest.approx(2 * 512 * 64 * 4096 * 1e-15)  # a GEMM of 512 tokens
     before, after = float(at_once.times.seconds[0]), float(later.times.seconds[0])
     # the last stage, which all wait for, is faster by a gradient in each of 8 micro batches; then it computes them all, and
@@ -109,7 +109,7 @@ def test_what_hides_gradients_is_the_drain_of_the_other_stages(h100_model: CostM
     layout = Layouts.of([at_once.layout(pp=2, dp=1, num_micro_batches=8)])
     before, after = (estimate_layouts(one, layout) for one in (at_once, later))
     dense = 2 * float(before.table.layers[0].times.backward.sum(axis=0)[0])
-    grad = float(before.terms.projection_weight_grad[0])
+    grad = float(before.terms.ends.projection_weight_grad[0])
     assert 8 * grad > dense
     saved = float(before.times.seconds[0] - after.times.seconds[0])
     stragglers = float(before.times.seconds[0] / (before.times.seconds[0] - before.times.after[-1, 0]))
@@ -154,5 +154,5 @@ def test_behind_interleaved_stages_one_chunk_of_each_drains() -> None:
         seconds[later] = estimate_layouts(one, Layouts.of([one.layout(pp=2, vpp=2, dp=1, num_micro_batches=8)]))
     before, after = (float(found.times.seconds[0] - found.times.after[-1, 0]) for found in seconds.values())
     drains = float(seconds[False].table.layer.times.backward.sum(axis=0)[0])
-    assert drains < 8 * float(seconds[False].terms.head_weight_grad[0])
+    assert drains < 8 * float(seconds[False].terms.ends.head_weight_grad[0])
     assert before - after == pytest.approx(drains, rel=1e-9)

@@ -638,7 +638,7 @@ def test_experts_are_updated_after_all_else_whose_wide_copies_are_gone_by_then()
     problem = make_problem(model, 2, toy_cost(), **TINY_RUN, framework="megatron-core", optimizer_states="bf16")
     found = estimated(problem, [problem.layout(dp=2, ep=2, zero=0)])
     experts = 2 * 3 * 64 * 512
-    others = float(found.terms.parameters[0]) - experts
+    others = float(found.terms.once.parameters[0]) - experts
     assert experts > others
     # of 16-bit moments 4 bytes, and 2 of the fp32 weights that the 16-bit ones lack
     assert parts(found)["optimizer"] == pytest.approx(6 * (experts + others) + 8 * experts)

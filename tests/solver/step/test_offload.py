@@ -382,7 +382,7 @@ def test_what_comes_back_has_the_recomputed_forward_pass_to_do_so(h100_model: Co
     # and what that runs again
     found = _slow(h100_model, {"recompute": "selective"}, recompute_modules="mlp")
     terms, level = found.terms, 1
-    forward, backward = (float(each[0].sum(axis=0)[0]) for each in (terms.forward, terms.backward))
-    transfer, again = float(terms.offloaded[0, level, 0]) / 1e9, float(terms.recompute[0, level, 0])
+    forward, backward = (float(each[0].sum(axis=0)[0]) for each in (terms.layers.forward, terms.layers.backward))
+    transfer, again = float(terms.layers.offloaded[0, level, 0]) / 1e9, float(terms.layers.recompute[0, level, 0])
     assert transfer > backward + again > backward
     assert part(found, "offload_exposed") == pytest.approx(4 * 32 * (2 * transfer - forward - backward - again), rel=1e-9)

@@ -33,7 +33,7 @@ def test_fsdp_copies_between_parameters_and_buffers() -> None:
     # torch's FSDP of DDP's release: bf16 weights are copied twice (read and written once), fp32 gradients twice
     found = _sharded("pytorch-ddp")
     assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
-    gather, scatter = found.terms.sharded.gather[0], found.terms.sharded.scatter[0]
+    gather, scatter = found.terms.once.sharded.gather[0], found.terms.once.sharded.scatter[0]
     assert gather.communication[0] == pytest.approx(LAYER * 2 * LINK, rel=1e-12)
     assert gather.kernels[0] == pytest.approx(LAYER * 2 * 2 * BYTE, rel=1e-12)
     assert scatter.communication[0] == pytest.approx(LAYER * 4 * LINK, rel=1e-12)
@@ -42,7 +42,7 @@ def test_fsdp_copies_between_parameters_and_buffers() -> None:
 
 def test_tied_tables_are_sent_once_by_fsdp() -> None:
     # embedding and head of 16,384 each and the final norm of 64, or one table: 2 bytes all-gathered, 4 reduce-scattered
-    apart, tied = (_sharded("generic", tie_word_embeddings=tie).terms.sharded.root[0] for tie in (False, True))
+    apart, tied = (_sharded("generic", tie_word_embeddings=tie).terms.once.sharded.root[0] for tie in (False, True))
     assert apart == pytest.approx((2 * 16_384 + 64) * 6 * LINK, rel=1e-12)
     assert tied == pytest.approx((16_384 + 64) * 6 * LINK, rel=1e-9)
 
@@ -50,11 +50,11 @@ def test_tied_tables_are_sent_once_by_fsdp() -> None:
 def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
     # torchtitan: the root has the embedding alone, 6 bytes each; the head's messages are overlapped with a layer's passes. Of
     # the eighth that a rank holds 6 bytes are the cast to 16 bits and 4 the copy into the message
-    exposed = _sharded("torchtitan-2025-06").terms.sharded
+    exposed = _sharded("torchtitan-2025-06").terms.once.sharded
     assert exposed.root[0] == pytest.approx(16_384 * (6 * LINK + (2 * 2.0 + 4 * 2.7 + 10 / 8) * BYTE), rel=1e-9)
     assert exposed.head is not None
     assert [work.communication[0] for work in exposed.head] == pytest.approx([(16_384 + 64) * size * LINK for size in (2, 4)])
-    assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.sharded.head is None
+    assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.once.sharded.head is None
     whole, part_ = (tiny(name, 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8, micro_batch_size=2048)
                     for name in ("torchtitan-2024-12", "torchtitan-2025-06"))  # fmt: skip
     # the layers' compute is longer than the head's messages, of which contention is left: a tenth
@@ -67,12 +67,12 @@ def test_accelerate_gathered_the_root_of_fsdp2_again_for_its_backward_pass() -> 
     # does so once, with the cast alone (6)
     elements, reduced, gathered = 2 * 16_384 + 64, 4 * LINK + 4 * 2 * BYTE, 2 * LINK + (4 + 10 / 8) * BYTE
     twice = elements * (2 * gathered + reduced)
-    assert _sharded("fsdp2-2025-10").terms.sharded.root[0] == pytest.approx(twice, rel=1e-9)
+    assert _sharded("fsdp2-2025-10").terms.once.sharded.root[0] == pytest.approx(twice, rel=1e-9)
     # since accelerate 1.14 the embedding is apart from the head, once
-    newest = _sharded("fsdp2").terms.sharded
+    newest = _sharded("fsdp2").terms.once.sharded
     assert newest.root[0] == pytest.approx(16_384 * (gathered + reduced), rel=1e-9) and newest.head is not None
     once = elements * (2 * LINK + 4 * LINK + (4 * 4 + 6 / 8) * BYTE)
-    assert _sharded("fsdp").terms.sharded.root[0] == pytest.approx(once, rel=1e-9)
+    assert _sharded("fsdp").terms.once.sharded.root[0] == pytest.approx(once, rel=1e-9)
 
 
 def test_layers_stand_between_layers_of_other_kinds() -> None:
@@ -90,7 +90,9 @@ def test_a_layer_is_gathered_beside_the_one_before_it() -> None:
         return tuple(SideStreamWork(np.array([each]), np.zeros(1), np.zeros(1)) for each in seconds)
 
     kinds = np.array([0, 1])
-    weights = replace(found.terms.sharded, gather=work(1, 5), scatter=work(2, 6), neighbours=neighbours_of(kinds, 2), head=None)
+    weights = replace(
+        found.terms.once.sharded, gather=work(1, 5), scatter=work(2, 6), neighbours=neighbours_of(kinds, 2), head=None
+    )
     forward, backward = np.array([[2.0], [4.0]]), np.array([[4.0], [8.0]])
     nothing = np.zeros((2, 1))
     layers = exposed_by_sharding(weights, found.layouts, forward, backward, nothing)[0]
@@ -101,7 +103,7 @@ def test_megatron_fsdp_gathers_and_shards_what_it_multiplies() -> None:
     run = {"precision": "fp8", "fp8_recipe": "tensorwise"}
     found = {on: tiny("megatron-bridge-26", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
              for on in (False, True)}  # fmt: skip
-    sent = {on: one.terms.sharded.gather[0].communication[0] for on, one in found.items()}
+    sent = {on: one.terms.once.sharded.gather[0].communication[0] for on, one in found.items()}
     assert sent[False] == pytest.approx(LAYER * 2 * LINK) and sent[True] == pytest.approx((36_864 + 2 * 128) * LINK)
     # shards of an eighth: 16 bits of all weights, or one byte of the linears' (beside 12 bytes of fp32 weights and moments)
     elements, linears = 2 * LAYER + 2 * 16_384 + 64, 2 * 36_864
@@ -114,7 +116,7 @@ def test_tensors_gathered_one_by_one_wait_for_lists_of_all_ranks() -> None:
     # four tensors of a layer, each of which 8 ranks' views and copies are made for
     found = _sharded("megatron-deepspeed-2021")
     lists = framework_of("megatron-deepspeed-2021").data_parallel.list_seconds_per_rank
-    gather = found.terms.sharded.gather[0]
+    gather = found.terms.once.sharded.gather[0]
     assert gather.communication[0] == pytest.approx(LAYER * 2 * LINK, rel=1e-12)
     assert gather.kernels[0] == pytest.approx(4 * 8 * lists, rel=1e-12)
     # nothing overlaps: two layers gather twice and reduce once, embedding and head two tensors each way
@@ -126,7 +128,7 @@ def test_tensors_gathered_one_by_one_wait_for_lists_of_all_ranks() -> None:
 def test_recomputation_gathers_three_of_four_tensors_again() -> None:
     kept, recomputed = (_sharded("megatron-deepspeed-2021", how) for how in ("none", "full"))
     more = part(recomputed, "fsdp_exposed")[0] - part(kept, "fsdp_exposed")[0]
-    assert more == pytest.approx(2 * 3 / 4 * kept.terms.sharded.gather[0].exposed[0], rel=1e-9)
+    assert more == pytest.approx(2 * 3 / 4 * kept.terms.once.sharded.gather[0].exposed[0], rel=1e-9)
 
 
 def test_each_overlap_of_fsdp_hides_its_own_messages() -> None:
@@ -145,7 +147,7 @@ def test_each_overlap_of_fsdp_hides_its_own_messages() -> None:
 
 def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
     found = _sharded("megatron-deepspeed")
-    assert found.terms.sharded.gather[0].kernels[0] == pytest.approx(2 * 2 * LAYER / 1e12)  # a copy: read and written
+    assert found.terms.once.sharded.gather[0].kernels[0] == pytest.approx(2 * 2 * LAYER / 1e12)  # a copy: read and written
     assert part(found, "fsdp_exposed")[0] < part(_sharded("megatron-deepspeed-2021"), "fsdp_exposed")[0]
 
 
@@ -197,7 +199,7 @@ def test_deepspeed_copies_gradients_into_buckets_and_overlaps_only_sharded_ones(
     alone = {"overlap_grad_reduce": False}
     for zero in (0, 1):  # one after the other: 12 bytes a parameter are copied once, and the buckets all-reduced
         found = tiny("megatron-deepspeed", 8, TINY, alone, zero=zero, zero_shard_size=8 if zero else 1, micro_batch_size=256)
-        copied = found.terms.all_reduce.kernels[0]
+        copied = found.terms.once.all_reduce.kernels[0]
         assert copied == pytest.approx(12 * elements / 1e12, rel=1e-9)
     large = TINY.replace(num_hidden_layers=32, hidden_size=4096, intermediate_size=16_384)  # several buckets of 500 million
     for zero, pp, hides in ((0, 1, False), (1, 1, True), (1, 2, False)):
@@ -216,7 +218,7 @@ def test_what_megatron_fsdp_does_to_gradients_before_it_reduces_them(grad_dtype:
     # 16-bit gradients are divided in place (2 bytes read, 2 written); those that no GEMM adds are copied to the buffer
     run = {"grad_dtype": grad_dtype, "gradient_accumulation_fusion": fused}
     found = tiny("megatron-bridge-25", 8, TINY, run, zero=3, zero_shard_size=8, micro_batch_size=1)
-    assert found.terms.sharded.scatter[0].kernels[0] == pytest.approx(LAYER * moved * BYTE, rel=1e-9)
+    assert found.terms.once.sharded.scatter[0].kernels[0] == pytest.approx(LAYER * moved * BYTE, rel=1e-9)
 
 
 def test_megatron_fsdp_reduces_across_groups_of_shards_once_a_step() -> None:
@@ -224,7 +226,7 @@ def test_megatron_fsdp_reduces_across_groups_of_shards_once_a_step() -> None:
     def reduced(framework: str, count: int) -> float:
         layout = {"zero": 3, "zero_shard_size": 8, "num_micro_batches": count}
         found = tiny(framework, 16, TINY, {"grad_dtype": "fp32"}, **layout)
-        return float(found.terms.sharded.scatter[0].communication[0])
+        return float(found.terms.once.sharded.scatter[0].communication[0])
 
     inside, across = LAYER * 4 * LINK, LAYER / 8 * 4 * NETWORK
     assert [reduced("megatron-bridge-25", m) for m in (1, 4)] == pytest.approx([inside + across, inside + across / 4], rel=1e-9)
@@ -242,7 +244,7 @@ def test_transposes_of_weights_are_made_in_every_pass_of_megatron_fsdp(h100_mode
 def test_a_layer_of_multi_token_prediction_is_a_unit_of_its_own() -> None:
     # the root has embedding, head and norms alone; the module's layer, with 36,864 weights in its linears, and its projection
     # of 2 * 64 * 64 are gathered and reduced like the last layer
-    plain, found = (_sharded("generic", num_nextn_predict_layers=modules).terms.sharded for modules in (0, 1))
+    plain, found = (_sharded("generic", num_nextn_predict_layers=modules).terms.once.sharded for modules in (0, 1))
     assert plain.predicting is None and found.predicting is not None
     assert found.root[0] - plain.root[0] == pytest.approx((2 * 64 + 3 * 64) * 6 * LINK, rel=1e-9)  # of its norms
     linears = 36_864 + 2 * 64 * 64

@@ -211,7 +211,7 @@ def test_gradients_of_interleaved_chunks_hide_under_the_last_group_of_the_chunks
     last = 2 * 36_864 + 256 + 16_384 + 64  # the parameters of the stage with the head, which are as many as on the first but 64
     message = last * 4 * NETWORK
     window = 2 * 2 * float(found.table.layer.times.backward[:, 0].sum()) / 2
-    head = float(found.terms.head.sum())
+    head = float(found.terms.ends.head.sum())
     assert window < message / 2 and head > 0
     exposed = part(found, "gradient_sync")[0]
     assert exposed == pytest.approx(message - window * 0.95, rel=0.02)
@@ -324,7 +324,7 @@ def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) ->
     partitioned = found.layouts.take(sharded)
     assert len(partitioned) > 30
     # but for passes over a shard of the gradients instead of all, and the stragglers' share of these
-    fewer = 1.2 * (terms.buffer_whole - terms.buffer_shard)[found.layouts.row[sharded]]
+    fewer = 1.2 * (terms.once.buffer_whole - terms.once.buffer_shard)[found.layouts.row[sharded]]
     least = step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12) - fewer
     for zero in (2, 3):
         seconds = step_seconds(found, changed(partitioned, zero=zero))
@@ -407,8 +407,8 @@ def test_the_pipeline_agrees_with_the_event_simulation(h100_model: CostModel) ->
     even, errors = [], []
     for index, row in enumerate(found.layouts.row):
         key, terms = found.terms.key[row], found.terms
-        forward, backward = terms.forward[0, :, row].sum(), terms.backward[0, :, row].sum()
-        backward += terms.recompute[0, found.layouts.recompute[index], row]
+        forward, backward = terms.layers.forward[0, :, row].sum(), terms.layers.backward[0, :, row].sum()
+        backward += terms.layers.recompute[0, found.layouts.recompute[index], row]
         first, last = terms.stages.layers[:2, row].astype(int)
         layers = _stage_sizes(30, first, last, int(terms.splits.pp[row]))
         f, b = layers * forward, layers * backward
@@ -487,7 +487,7 @@ def test_every_micro_batch_of_fsdp_under_zero_2_hides_its_own_gather() -> None:
     problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="fsdp", grad_dtype="fp32", overlap_param_gather=True)
     found = estimated(problem, [problem.layout(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     once, several = part(found, "parameter_gather")
-    assert once < found.terms.all_gather.exposed[0], "some of it is hidden"
+    assert once < found.terms.once.all_gather.exposed[0], "some of it is hidden"
     assert several == pytest.approx(4 * once, rel=1e-12)
 
 
@@ -498,8 +498,8 @@ def test_what_nanotron_shards_is_reduced_in_one_message_that_nothing_hides() -> 
     problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32", overlap_grad_reduce=True)
     found = estimated(problem, [problem.layout(zero=z, zero_shard_size=16 if z else 1) for z in (0, 1)])
     whole, sharded = part(found, "gradient_sync")
-    assert whole < found.terms.all_reduce.exposed[0]
-    assert sharded == pytest.approx(found.terms.reduce_scatter.exposed[1], rel=1e-12)
+    assert whole < found.terms.once.all_reduce.exposed[0]
+    assert sharded == pytest.approx(found.terms.once.reduce_scatter.exposed[1], rel=1e-12)
 
 
 def test_buckets_grow_with_all_ranks_that_hold_copies_those_of_context_parallelism_too() -> None:
@@ -512,7 +512,7 @@ def test_buckets_grow_with_all_ranks_that_hold_copies_those_of_context_paralleli
     layer = found.table.layer.times
     long = (replace(found.table.layers[0], times=replace(layer, backward=layer.backward + 1e3)),)
     slow = estimate_layouts(problem, found.layouts, replace(found.table, layers=long))
-    message, parameters = float(found.terms.reduce_scatter.communication[0]), float(found.terms.parameters[0])
+    message, parameters = float(found.terms.once.reduce_scatter.communication[0]), float(found.terms.once.parameters[0])
     last = 64e6 / parameters
     assert 0.1 < last < 0.2
     assert part(slow, "gradient_sync")[0] == pytest.approx(message * (last + (1 - last) * 0.05), rel=1e-6)
@@ -526,5 +526,5 @@ def test_gradients_hide_under_the_forward_passes_that_run_again_too() -> None:
     layout = problem.layout(zero=2, zero_shard_size=16, num_micro_batches=4)
     found = estimated(problem, [layout, layout.replace(recompute="full")])
     kept, recomputed = part(found, "gradient_sync")
-    again = 2 * float(found.terms.recompute[0, 2, 0])
+    again = 2 * float(found.terms.layers.recompute[0, 2, 0])
     assert again > 0 and kept - recomputed == pytest.approx(4 * again * 0.95, rel=1e-9)

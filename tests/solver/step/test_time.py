@@ -131,7 +131,7 @@ def test_parameters_of_later_chunks_are_gathered_beside_earlier_ones() -> None:
     for vpp, share in ((1, 1.0), (2, 1 / 2 + 0.1 / 2)):
         found = tiny("megatron-core-0.12", 4, TINY.replace(num_hidden_layers=4), {"p2p_overlap": True}, dp=2, pp=2, vpp=vpp,
                      zero=1, zero_shard_size=2, micro_batch_size=1024, num_micro_batches=4)  # fmt: skip
-        gather = found.terms.all_gather.communication[0]
+        gather = found.terms.once.all_gather.communication[0]
         assert gather > 0 and part(found, "parameter_gather")[0] == pytest.approx(share * gather, rel=1e-6)
 
 
@@ -173,9 +173,9 @@ def test_what_weight_gradients_need_of_a_micro_batch() -> None:
     found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
-    assert found.terms.postponed[0, 0] == needed
+    assert found.terms.layers.postponed[0, 0] == needed
     share = weight_share(found.terms, found.layouts, found.times.slowest)
-    assert share == pytest.approx(needed / found.terms.saved[0, 0, 0]) and 0.3 < share[0] < 1.0
+    assert share == pytest.approx(needed / found.terms.layers.saved[0, 0, 0]) and 0.3 < share[0] < 1.0
 
 
 def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
@@ -298,7 +298,7 @@ def test_modules_behind_the_last_layer_are_not_recomputed_stage_by_stage() -> No
     for stated, again in (("", True), ("1+1", False)):
         found = tiny("primus", 2, model, RUN | {"recompute_stage_layers": stated}, dp=1, pp=2, zero=0, recompute="full")
         assert end_recomputed(found.problem, found.layouts).tolist() == [again]
-        assert bool(found.terms.head_recompute[2, 0] > 0), "there is something to recompute"
+        assert bool(found.terms.ends.head_recompute[2, 0] > 0), "there is something to recompute"
 
 
 def test_weight_gradients_need_more_than_a_recomputed_layer_keeps() -> None:
@@ -332,5 +332,5 @@ def test_passes_over_a_buffer_of_gradients_are_of_what_a_rank_keeps() -> None:
     elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
     for zero, share in ((1, 1.0), (3, 0.25)):
         found = tiny("generic", 4, run=run, dp=4, zero=zero, zero_shard_size=4, num_micro_batches=2)
-        passed = float(found.terms.synchronisation.row(buffer_op(found.problem, zero, 1))[0])
+        passed = float(found.terms.once.estimates.row(buffer_op(found.problem, zero, 1))[0])
         assert passed == pytest.approx(elements * share * 3 * 2 * BYTE, rel=1e-9)
