@@ -115,15 +115,12 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
         return FAMILIES[called], called
     if isinstance(called, str) and called in NOT_DECODERS:
         raise InputError(f"{where}: model_type {called} is {NOT_DECODERS[called]}, which is not modelled")
+    own = "write a model file of plain keys (configs/README.md)"
+    if isinstance(called, str) and called in UNDESCRIBED:
+        raise InputError(f"{where}: model_type {called} is of an architecture that is not modelled; if it fits, {own}")
     shown = repr(called)[:60] if isinstance(called, str) else "not given"
-    what = (
-        "of an architecture that is not modelled"
-        if isinstance(called, str) and called in UNDESCRIBED
-        else f"not known{_meant(called)}"
-    )
     raise InputError(
-        f"{where}: model_type {shown} is {what}; known are {', '.join(sorted(FAMILIES))}; or write a model file of plain keys "
-        "(configs/README.md)"
+        f"{where}: model_type {shown} is not known{_meant(called)}; known are {', '.join(sorted(FAMILIES))}; or {own}"
     )
 
 

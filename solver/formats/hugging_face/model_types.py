@@ -178,6 +178,11 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "ApertusForCausalLM": "apertus",
+    "ArceeForCausalLM": "arcee",
+    "CwmForCausalLM": "cwm",
+    "Exaone4ForCausalLM": "exaone4",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GemmaForCausalLM": "gemma",
@@ -211,11 +216,11 @@ def _names(words: str) -> frozenset[str]:
 
 #: Other model types, of language models and of what has one as a part: none is another family's with a name like it.
 UNDESCRIBED = _names(
-    "afmoe apertus arcee aria_text bailing_moe biogpt bitnet blt code_llama cohere2_moe cohere2_vision colqwen2 cpmant cwm "
-    "deepseek_vl deepseek_vl_hybrid diffllama doge dpt emu3 ernie ernie4_5_vl_moe exaone exaone4 exaone_moe flex_olmo fuyu "
-    "gemma3 gemma3n gemma3n_text git glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_text glm_moe_dsa got_ocr2 gpt-sw3 "
+    "afmoe aria_text bailing_moe biogpt bitnet blt code_llama cohere2_moe cohere2_vision colqwen2 cpmant "
+    "deepseek_vl deepseek_vl_hybrid diffllama doge dpt emu3 ernie ernie4_5_vl_moe exaone exaone_moe flex_olmo fuyu "
+    "gemma3 gemma3n gemma3n_text git glm4v glm4v_moe glm4v_text glm_moe_dsa got_ocr2 gpt-sw3 "
     "gpt_neox_japanese granite_speech granitemoe granitemoeshared granitevision helium hunyuan_v1_moe internlm internlm3 "
-    "internvl jetmoe lfm2 lfm2_moe llama4 llava llava_next longcat_flash mega ministral ministral3 mistral3 mllama moshi "
+    "internvl jetmoe lfm2 lfm2_moe llama4 llava llava_next longcat_flash mega mistral3 mllama moshi "
     "mpnet mvp nanochat olmo_hybrid open-llama openai-gpt ovis2 paligemma persimmon phi4_multimodal pixtral pvt qwen "
     "qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe "
     "shieldgemma2 smolvlm t5gemma transfo-xl vaultgemma voxtral xglm xlm xlnet xlstm yolos"

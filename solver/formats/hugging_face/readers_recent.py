@@ -1,8 +1,9 @@
 """Families of 2025: what their config.json files say, and the text parts of Qwen's vision-language models.
 
-Source: the modeling and configuration files of transformers 4.57.1, as read; for bailing_moe_v2 (Ling and Ring 2.0) those of
-inclusionAI/Ling-V2, for minimax_m2 what other implementations say of it. Parameter counts in tests/data/checkpoints.json are
-those of transformers' own models, built without weights. A vision tower is no part of a model here.
+Source: the modeling and configuration files of transformers 4.57.1, as read, and 5 (GLM-4.7 Flash, Ministral 3); for
+bailing_moe_v2 (Ling and Ring 2.0) those of inclusionAI/Ling-V2, for minimax_m2 what other implementations say of it. Parameter
+counts in tests/data/checkpoints.json are those of transformers' own models, built without weights, or published. A vision tower
+is no part of a model here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from solver.formats.hugging_face import readers_experts
 from solver.formats.hugging_face.readers import (
     LLAMA,
@@ -20,6 +21,9 @@ from solver.formats.hugging_face.readers import (
     biases,
     class_of,
     flag_of,
+    layer_types_of,
+    layers_of,
+    read_llama,
     read_window,
     refuse_if_on,
     refuse_unless,
@@ -27,6 +31,7 @@ from solver.formats.hugging_face.readers import (
 )
 from solver.formats.hugging_face.readers_experts import EXPERTS, read_router_groups
 from solver.formats.hugging_face.readers_llama import read_qwen, read_qwen3
+from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
 def read_ernie(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -117,6 +122,76 @@ def read_minimax_m2(config: Mapping[str, Any], values: Values, read: set[str]) -
     read |= {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
 
 
+def read_apertus(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model without gates; of its learned activation (xIELU) neither the two scalars a layer nor the chain of kernels
+    that runs where its own kernel is not installed count."""
+    attention = flag_of(config, "attention_bias")
+    values |= biases(qkv_bias=attention, output_bias=attention)
+    read |= {"attention_bias", "mlp_bias"}
+
+
+def read_cwm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which the first of four layers, or as its layer_types say, sees all tokens."""
+    values |= biases(mlp_bias=flag_of(config, "mlp_bias"))
+    values.setdefault("head_dim", 128)
+    kinds = config.get("layer_types") or marked_layers(SLIDING_ATTENTION, (n % 4 for n in layers_of(values)))
+    read_window({"sliding_window": 8192, **config, "layer_types": kinds}, values, read)
+    read |= {"mlp_bias"}
+
+
+def read_exaone4(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every fourth layer, or as its pattern says, sees all tokens and has no rotary embedding; without a
+    window all layers have one. A pattern of letters ends with a layer that sees all."""
+    pattern = config.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):
+        last = values["num_hidden_layers"] - 1
+        if not pattern or not set(pattern) <= {"L", "G"}:
+            raise InputError(f"sliding_window_pattern is {shown(pattern)}; it must be letters L and G, or a whole number")
+        sliding = [n != last and pattern[n % len(pattern)] == "L" for n in layers_of(values)]
+    else:
+        every = size_of({"sliding_window_pattern": pattern}, "sliding_window_pattern", 4, least=0)
+        sliding = [bool(every and (n + 1) % every) for n in layers_of(values)]
+    window = config.get("sliding_window", 4096)
+    if window:
+        kinds = layer_types_of(config) or marked_layers(SLIDING_ATTENTION, sliding)
+        values |= {"sliding_window": window, "layer_types": kinds}
+        values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
+    read |= {"sliding_window", "sliding_window_pattern", "layer_types"}
+
+
+def read_glm_lite(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read latent attention and experts of all layers but the first, or as its mlp_layer_types say."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise InputError(f"mlp_layer_types is {shown(kinds)}; it must be a list of dense and sparse, one a layer")
+        if len(kinds) != values["num_hidden_layers"]:
+            raise InputError(f"mlp_layer_types lists {len(kinds)} layers; the model has {values['num_hidden_layers']}")
+        values |= {"first_k_dense_replace": 0, "moe_layer_freq": [int(kind == "sparse") for kind in kinds]}
+    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1}
+    values |= {key: value for key, value in defaults.items() if key not in values}
+    values["num_key_value_heads"] = values["num_attention_heads"]
+    read_router_groups(config, values, read)
+    refuse_if_on(config, read, "attention_bias", "mlp_bias")
+    refuse_unless(config, read, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
+    read |= {"mlp_layer_types", "qk_head_dim"}
+
+
+def read_glm_vision_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    readers_experts.read_glm_experts({"attention_bias": True, **config}, values, read)
+
+
+def read_ministral(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read Ministral 8B: a window in all layers, or in those that its layer_types name."""
+    read_window({"sliding_window": 4096, **config}, values, read)
+
+
+def read_ministral3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read Ministral 3: Mistral with heads of 128; that its queries grow with their position is one factor more of them."""
+    values.setdefault("head_dim", 128)
+    read_window(config, values, read)
+
+
 _QWEN2_VL = Family(fixed=LLAMA, special=read_qwen2_vl_text, class_defaults=class_of(152064, 8192, 29568, 80, 64, 8, 32768))
 
 _QWEN3_VL_MOE = {
@@ -126,7 +201,17 @@ _QWEN3_VL_MOE = {
     "moe_intermediate_size": 1408,
 }
 
+_GLM4V_MOE = {
+    **class_of(151424, 4096, 10944, 46, 96, 8, 65536),
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+}
+_GLM_LITE = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
 FAMILIES: Mapping[str, Family] = {
+    "apertus": Family(fixed={**LLAMA, "gated_mlp": False, "qk_norm": "head"}, special=read_apertus),
+    "arcee": Family(fixed={**LLAMA, "gated_mlp": False}, special=read_llama),
     "bailing_moe_v2": Family(
         fixed={**LLAMA, "router_score": "sigmoid"},
         keys={
@@ -136,7 +221,22 @@ FAMILIES: Mapping[str, Family] = {
         needed=(*EXPERTS, "first_k_dense_replace", "n_shared_experts"),
         special=read_bailing,
     ),
+    "cwm": Family(fixed=LLAMA, special=read_cwm),
     "ernie4_5": Family(fixed=LLAMA, tied=True, special=read_ernie),
+    "exaone4": Family(fixed={**LLAMA, **biases(), "qk_norm": "head"}, special=read_exaone4),
+    "glm4_moe_lite": Family(
+        fixed={**LLAMA, **biases(), "router_score": "sigmoid", "router_bias": True},
+        keys={
+            "n_routed_experts": "num_experts",
+            **{key: key for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", *_GLM_LITE)},
+            **{key: key for key in ("first_k_dense_replace", "num_nextn_predict_layers")},
+        },
+        needed=(*EXPERTS, "kv_lora_rank"),
+        special=read_glm_lite,
+    ),
+    "glm4v_moe_text": dataclasses.replace(
+        readers_experts.FAMILIES["glm4_moe"], special=read_glm_vision_experts, class_defaults=_GLM4V_MOE
+    ),
     "granitemoehybrid": Family(fixed=LLAMA, special=read_granite_hybrid),
     "hunyuan_v1_dense": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_hunyuan),
     "minimax_m2": Family(
@@ -144,6 +244,10 @@ FAMILIES: Mapping[str, Family] = {
         keys={"num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_tok"},
         needed=EXPERTS,
         special=read_minimax_m2,
+    ),
+    "ministral": Family(fixed={**LLAMA, **biases()}, special=read_ministral),
+    "ministral3": Family(
+        fixed={**LLAMA, **biases()}, special=read_ministral3, class_defaults=class_of(131072, 4096, 14336, 34, 32, 8, 262144)
     ),
     "olmo3": Family(fixed={**LLAMA, "qk_norm": "all"}, special=read_olmo3),
     "qwen2_5_vl": _QWEN2_VL,  # its first configs state the text model without a section of its own

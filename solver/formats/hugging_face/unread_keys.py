@@ -78,6 +78,7 @@ _OF_FAMILY: Mapping[str, Mapping[str, tuple[object, ...] | None]] = {
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "olmo2", "olmo3", "olmoe", "dots1"), _NORMS),
     # the convolution's and the state's numbers, fp32 as the kernels keep them
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), {"mamba_ssm_dtype": ("float32",)}),
+    "apertus": {"qk_norm": (True,), "post_norm": (False,)},
     "bailing_moe_v2": {"use_rmsnorm": (True,)},
     "falcon": {"ff_factor": (4,)},
     "cohere2": {"layer_switch": None},

@@ -38,19 +38,96 @@ def test_the_checkpoints_cover_the_families() -> None:
     configs = [checkpoint["config"] for checkpoint in CHECKPOINTS]
     covered = {config.get("text_config", config)["model_type"] for config in configs}
     announced_only = {
+        "apertus",
+        "arcee",
         "bailing_moe_v2",
+        "cwm",
         "ernie4_5_moe",
+        "exaone4",
         "glm4_moe",
+        "glm4_moe_lite",
+        "glm4v_moe_text",
         "grok-1",
         "kimi_k2",
         "minimax_m2",
         "minicpm3",
+        "ministral3",
         "qwen3_5_text",
         "qwen3_5_moe_text",
     }  # to some digits, in other tests
     without_a_figure = {"codegen", "cohere2", "glm", "glm4", "granite", "minicpm", "nemotron"}
     as_another = {"granitemoehybrid", "qwen3_vl_moe_text"}  # as the family of the same shapes, below
     assert set(FAMILIES) - covered == announced_only | without_a_figure | as_another
+
+
+def sizes(hidden: int, mlp: int, layers: int, heads: int, kv: int, vocab: int = 131072, **more: Any) -> dict[str, Any]:
+    """Return the keys of a model whose heads are 128 wide."""
+    return {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv, "head_dim": 128, "vocab_size": vocab} | more  # fmt: skip
+
+
+GLM_FLASH: dict[str, Any] = {
+    "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20, "n_routed_experts": 64,
+    "n_shared_experts": 1, "num_experts_per_tok": 4, "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64, "v_head_dim": 256, "vocab_size": 154880, "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+EXAONE: dict[str, Any] = {"model_type": "exaone4"} | sizes(5120, 27392, 64, 40, 8, 102400)
+
+
+@pytest.mark.parametrize(
+    ("billions", "config"),
+    [
+        (70.6, {"model_type": "apertus", "hidden_act": "xielu", "qk_norm": True, "post_norm": False}
+         | sizes(8192, 43008, 80, 64, 8)),
+        (4.62, {"model_type": "arcee", "hidden_act": "relu2"} | sizes(2560, 18432, 36, 20, 4, 128004)),
+        (32.6, {"model_type": "cwm"} | sizes(6144, 21504, 64, 48, 8, 128256)),
+        (30.95 + 2 * 5120 * 102400 / 1e9, EXAONE | {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}),
+        (29.9, GLM_FLASH),
+        (106.85, {"model_type": "glm4v_moe", "vision_config": {"depth": 24}, "text_config": {
+            "model_type": "glm4v_moe_text", "head_dim": 128, "vocab_size": 151552}}),
+        (3.43, {"model_type": "ministral3", "tie_word_embeddings": True} | sizes(3072, 9216, 26, 32, 8)),
+        (8.49, {"model_type": "ministral3"} | sizes(4096, 14336, 34, 32, 8)),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)  # fmt: skip
+def test_models_of_late_2025_have_the_parameters_announced(billions: float, config: dict[str, Any]) -> None:
+    """Exaone 4 announces 30.95 B without its two tables."""
+    assert parameters(read(config)) / 1e9 == pytest.approx(billions, abs=0.05 if billions > 10 else 0.005)
+    assert [key for key in unread_keys(config) if "vision_config" not in key] == []
+
+
+def test_layers_of_exaone_4_that_see_all_tokens_have_no_rotary_embedding() -> None:
+    def pattern(**keys: Any) -> str:
+        model = read(EXAONE | {"num_hidden_layers": 6} | keys)
+        if not model.layer_types:
+            return "all"
+        assert model.no_rope_layers == tuple(int(kind == "sliding_attention") for kind in model.layer_types)
+        return "".join("L" if rope else "G" for rope in model.no_rope_layers)
+
+    assert pattern() == "LLLGLL" and pattern(sliding_window_pattern=2) == "LGLGLG"
+    assert pattern(sliding_window_pattern="LLG") == "LLGLLG" and pattern(sliding_window_pattern="LL") == "LLLLLG"
+    assert pattern(sliding_window=None) == "all"
+    assert pattern(layer_types=["full_attention"] + ["sliding_attention"] * 5) == "GLLLLL"
+    with pytest.raises(InputError, match="sliding_window_pattern is 'LLX'; it must be letters L and G"):
+        pattern(sliding_window_pattern="LLX")
+
+
+def test_layers_of_glm_flash_are_dense_or_have_experts() -> None:
+    assert read(GLM_FLASH).first_k_dense_replace == 1 and read(GLM_FLASH).v_head_dim == 256
+    kinds = ["dense", "sparse", "dense", *["sparse"] * 44]
+    assert read(GLM_FLASH | {"mlp_layer_types": kinds}).moe_layer_freq == (0, 1, 0, *[1] * 44)
+    for wrong, message in (
+        (["dense"], "mlp_layer_types lists 1 layers; the model has 47"),
+        (["moe"] * 47, "must be a list of"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read(GLM_FLASH | {"mlp_layer_types": wrong})
+
+
+def test_the_first_of_four_layers_of_cwm_sees_all_tokens() -> None:
+    model = read({"model_type": "cwm"} | sizes(6144, 21504, 8, 48, 8))
+    assert model.sliding_window == 8192 and [kind[:4] for kind in model.layer_types] == ["full", "slid", "slid", "slid"] * 2
 
 
 LING_MINI: dict[str, Any] = {
@@ -144,7 +221,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are baichuan"),
+        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are apertus"),
         (LLAMA | {"model_type": "lama"}, "model_type 'lama' is not known (did you mean 'llama'?)"),
         (LLAMA | {"model_type": "bert"}, "config.json: model_type bert is an encoder, which is not modelled"),
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
@@ -174,7 +251,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
          "do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled"),
         (LLAMA | {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
          "num_ln_in_parallel_attn 2 needs new_decoder_architecture"),
-        (LLAMA | {"model_type": "qwen2_vl"}, "model_type 'qwen2_vl' is of an architecture that is not modelled; known are b"),
+        (LLAMA | {"model_type": "qwen2_vl"}, "model_type qwen2_vl is of an architecture that is not modelled; if it"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla is True, which is not modelled"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_qk_norm": False}, "use_qk_norm is False, which is not modelled"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "attention_head_dim": 64},
@@ -427,7 +504,7 @@ def test_what_an_approximation_leaves_out_is_printed(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("called", ["qwen4", "glm5_moe", "llama5", "deepseek_v4", "qwen3_omni_moe", "mistral3", "llava",
-                                    "glm4v", "ministral", "phi5", "ernie4_5_vl_moe", "xlm"])  # fmt: skip
+                                    "glm4v", "lfm2", "phi5", "ernie4_5_vl_moe", "xlm"])  # fmt: skip
 def test_another_family_or_version_is_no_misspelling(called: str) -> None:
     with pytest.raises(InputError) as error:
         read(LLAMA | {"model_type": called})
