@@ -23,6 +23,7 @@ from solver.formats.deepspeed.names import (
     NORMS,
     NOT_MODELLED,
     OWN,
+    PATHS_AND_COUNTS,
     PRECISIONS,
     RENAMED,
     STAGE_3,
@@ -52,6 +53,7 @@ from solver.formats.launch.words import (
     script_words,
     whole_argument,
 )
+from solver.formats.megatron.flags import ARRANGEMENTS
 from solver.formats.megatron.run import run_of_arguments
 from solver.formats.megatron.script import PROGRAM
 from solver.formats.model_file import model_beside
@@ -66,6 +68,8 @@ _BATCH = {"micro_batch_size": "train_micro_batch_size_per_gpu", "num_micro_batch
 _NO_MODEL = "DeepSpeed's settings hold no model"
 #: Models of transformers are not divided.
 _TRANSFORMERS = {"tp": 1, "pp": 1}
+#: Arguments of Megatron-DeepSpeed whose values need not be known.
+_UNREAD = tuple(f"--{name}" for name in (*ARRANGEMENTS, *PATHS_AND_COUNTS))
 _SETTINGS = ("--deepspeed_config", "--deepspeed")
 #: Of ZeRO-3: key, least and most value with which whole layers are gathered ahead, and what other values mean.
 _THRESHOLDS = (
@@ -244,7 +248,7 @@ def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
 def _megatrons(words: Sequence[str], script: Source | None) -> dict[str, Any]:
     """Return the arguments of Megatron-DeepSpeed that its script states."""
     at = program_at(words, PROGRAM)
-    return arguments(words[at + 1 :], script.path) if script and at is not None else {}
+    return arguments(words[at + 1 :], script.path, _UNREAD) if script and at is not None else {}
 
 
 def _ranks(file: SectionReader) -> dict[str, int]:
@@ -277,7 +281,8 @@ def _program(words: Sequence[str], script: Source) -> int:
 def _launched(words: Sequence[str], script: Source, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
     path, at = script.path, _program(words, script)
-    launch, given = ranks_of_launch(words[:at], script, environment(script, at)), arguments(words[at + 1 :], path)
+    unread = _UNREAD if program_at(words, PROGRAM) is not None else ()
+    launch, given = ranks_of_launch(words[:at], script, environment(script, at)), arguments(words[at + 1 :], path, unread)
     world, (settings, left_out) = launch.world_size, of_environment(script, at)
     if program_at(words, PROGRAM) is None:
         if precision == "fp32":
@@ -295,7 +300,7 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
 
 def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
     """Return the run of Megatron-DeepSpeed's arguments, as those of Megatron-LM that mean the same."""
-    path = source.path.with_suffix(".sh")
+    path = source.script or source.path.with_suffix(".sh")
     flags = _modelled({RENAMED.get(name.lstrip("-"), name.lstrip("-")): value for name, value in given.items()}, path)
     stage = json_object(source.text, source.path).get("zero_optimization", {}).get("stage", 0)
     if "zero-stage" in flags and _whole_or_none(flags["zero-stage"]) != stage:

@@ -95,6 +95,11 @@ NOT_MODELLED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "data-efficiency-curriculum-learning": ((), "sequences that grow during training"),
     "pp-partition-method": ((), "another assignment of layers to stages"),
 }
+#: Those of Megatron-DeepSpeed's own whose values nothing here depends on: they may be the environment's.
+PATHS_AND_COUNTS = keys(
+    "deepspeed_config lr-decay-tokens lr-warmup-tokens train-tokens log-path codecarbon-dir kill-switch-path "
+    "universal-checkpoint skip-train-iteration-range tokenizer-name-or-path"
+)
 #: Arguments that are read elsewhere, that DeepSpeed's JSON overrides, or that change neither memory nor time.
 OWN = keys(
     "deepspeed deepspeed_config deepspeed_mpi zero-stage deepspeed-activation-checkpointing no-pipeline-parallel data-impl "

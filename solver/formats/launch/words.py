@@ -160,7 +160,13 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
 
     wanted: what the script must name. Raises InputError where no such file is there.
     """
-    text = source.beside(name) if name else None
+    written = _shell(source).files.get(name)
+    if written is not None and (unknown := re.search(r"\$\{?\w[^\s,\"]*", written)):
+        raise InputError(
+            f"{source.path}: {unknown[0]} in {printable(name)}, which it writes, is not known from the script alone; write its "
+            f"value{_by_env(unknown[0])}"
+        )
+    text = written if written is not None else source.beside(name) if name else None
     if text is None:
         missing = f"{printable(name)}, which it names, is not there: put it" if name else f"it must name {wanted},"
         raise InputError(f"{source.path}: {missing} beside the script")

@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 
 from solver.formats.shell.tokens import KEYWORDS, SEPARATORS
-from solver.formats.shell.values import EVERY, LONGEST, State, Word, expanded_word, plain_text, set_variable
+from solver.formats.shell.values import EVERY, LONGEST, State, Word, arithmetic, expanded_word, plain_text, set_variable
 
 PREFIXES = ("export", "declare", "local", "readonly", "typeset")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_CALCULATION = re.compile(r"([A-Za-z_]\w*)(?:([-+*/%]?)=(?!=)(.+)|(\+\+|--))")
+_KEYED = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  #: an element of an array with its index or key
 ELEMENT = re.compile(r"([A-Za-z_]\w*)\[(.*)\]\+?=(.*)", re.DOTALL)  #: of an array
 
 
@@ -40,19 +42,60 @@ def assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) -
 
 
 def assign_element(state: State, name: str, index: str, value: str) -> None:
-    """Append an element behind the last one of an array; an array with another element set is not known."""
-    before, added = state.variables.get(name), expanded_word(state, value)
+    """Set an element of an array, or append one behind the last; an array whose other elements are not known is not known."""
+    before, added = state.variables.get(name, Word("")), expanded_word(state, value)
     if state.runs is False:
         return
-    if not state.runs or not before or index != f"${{#{name}[@]}}":
+    if not state.runs or before is None:
         set_variable(state, name, None)
-        return
-    _set_joined(state, name, " ", [before, added])
+    elif index == f"${{#{name}[@]}}":
+        _set_joined(state, name, " ", [before, added])
+    elif before.text and not before.elements:
+        set_variable(state, name, None)
+    else:
+        key, keys = plain_text(expanded_word(state, index).text), dict(before.elements)
+        listed = all(one.isdecimal() for one in keys)
+        key = (arithmetic(state, key, set()) if listed else None) or key
+        _set_elements(state, name, {**keys, key: added.text}, [before, added])
+
+
+def calculate(state: State, text: str) -> bool:
+    """Set the variable that a sum is assigned to (X=..., X+=..., X++); return whether the text is such an assignment."""
+    match = _CALCULATION.fullmatch(text.replace(" ", ""))
+    if match is None:
+        return False
+    used: set[str] = set()
+    name, sign, right, step = match.groups()
+    known = state.variables.get(name)
+    found = arithmetic(state, f"{name}{step[0]}1" if step else f"{name}{sign}({right})" if sign else right, used)
+    if state.runs is not False:
+        defaults = state.decided_by | used | (known.defaults if known else frozenset())
+        set_variable(state, name, Word(found, defaults) if found is not None and state.runs else None)
+    return True
 
 
 def _set_joined(state: State, name: str, joint: str, words: Sequence[Word]) -> None:
+    """Set a variable to words that follow each other: joint is a blank between the elements of an array, else nothing."""
+    before, *added = words
+    if joint and (before.elements or not before.text) and not any(set(word.text) & {" ", "\0"} for word in added):
+        of = dict(before.elements)
+        for word in added:
+            if word.text:
+                given = _KEYED.fullmatch(word.text)
+                of[given[1] if given else str(len(of))] = given[2] if given else word.text
+        _set_elements(state, name, of, words)
+        return
     text = joint.join(word.text for word in words if word.text)
-    set_variable(state, name, Word(text[:LONGEST], state.decided_by.union(*(word.defaults for word in words))))
+    set_variable(state, name, Word(text[:LONGEST], _defaults(state, words)))
+
+
+def _set_elements(state: State, name: str, of: dict[str, str], words: Sequence[Word]) -> None:
+    text = " ".join(of.values())[:LONGEST]
+    set_variable(state, name, Word(text, _defaults(state, words), elements=tuple(of.items())))
+
+
+def _defaults(state: State, words: Sequence[Word]) -> frozenset[str]:
+    return state.decided_by.union(*(word.defaults for word in words))
 
 
 def refer(state: State, token: str) -> None:

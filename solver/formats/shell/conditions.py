@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 from solver.formats.shell.values import State, all_of, any_of, arithmetic, expanded_word, not_of, plain_text
 
 _OPEN, _CLOSE = ("[", "[["), ("]", "]]")
-_COMPARISON = re.compile(r"(.+?)(==|!=|<=|>=|<|>)(.+)")
-_COMPARED = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+
+_PLAIN_REGULAR = re.compile(r"\^?[\w.\-+*|:/ ]*\$?")  #: expressions that mean the same here, and are matched in no time
 
 
 def condition(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
@@ -21,8 +22,8 @@ def condition(state: State, tokens: Sequence[str], used: set[str]) -> bool | Non
     """
     parts: list[list[str]] = [[]]
     joints: list[str] = []
-    tests: list[bool] = [False]  # whether a part is a test, and not another command
-    inside, depth = False, 0
+    tests: list[str] = [""]  # the bracket or word that makes a part a test; "" of another command
+    inside, depth = "", 0
     for token in tokens:
         depth += {"(": 1, ")": -1}.get(token, 0)
         if token in ("&&", "||") and depth < 2 or (token in ("-a", "-o") and inside):
@@ -30,22 +31,22 @@ def condition(state: State, tokens: Sequence[str], used: set[str]) -> bool | Non
             parts.append([])
             tests.append(inside)
         elif token in (*_OPEN, *_CLOSE, "test"):
-            inside = token in _OPEN
-            tests[-1] = True
+            inside = token if token in _OPEN else ""
+            tests[-1] = inside or tests[-1] or token
         else:
             parts[-1].append(token)
-    found = [_part(state, part, is_test, used) for part, is_test in zip(parts, tests, strict=True)]
+    found = [_part(state, part, test, used) for part, test in zip(parts, tests, strict=True)]
     holds = found[0]
     for joint, other in zip(joints, found[1:], strict=True):
         holds = (all_of if joint == "&&" else any_of)([holds, other])
     return holds
 
 
-def _part(state: State, tokens: Sequence[str], is_test: bool, used: set[str]) -> bool | None:
-    if is_test:
-        return _test(state, tokens, used)
+def _part(state: State, tokens: Sequence[str], test: str, used: set[str]) -> bool | None:
+    if test:
+        return _test(state, tokens, used, patterns=test == "[[")
     if tokens[:1] == ["!"]:
-        return not_of(_part(state, tokens[1:], is_test, used))
+        return not_of(_part(state, tokens[1:], test, used))
     if tokens[:2] == ["(", "("] and tokens[-2:] == [")", ")"]:
         return compared(state, tokens[2:-2], used)
     if len(tokens) != 1:
@@ -61,16 +62,14 @@ def compared(state: State, tokens: Sequence[str], used: set[str]) -> bool | None
         if joint in tokens:
             parts = [list(part) for is_joint, part in groupby(tokens, joint.__eq__) if not is_joint]
             return joined([compared(state, part, used) for part in parts])
-    match = _COMPARISON.fullmatch(" ".join(tokens).replace("= =", "==").replace("$", ""))
-    sides = [arithmetic(state, match[side], used) for side in (1, 3)] if match else [None]
-    if match is None or None in sides:
-        return None
-    return bool(_COMPARED[match[2]](*(int(side) for side in sides if side is not None)))
+    found = arithmetic(state, "".join(tokens).replace("$", "").replace("{", "").replace("}", ""), used)
+    return None if found is None else found != "0"
 
 
-def _test(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
+def _test(state: State, tokens: Sequence[str], used: set[str], patterns: bool) -> bool | None:
+    """Return whether a test holds. patterns: what a word is compared with may have wildcards, or be a regular expression."""
     if tokens and tokens[0] == "!":
-        return not_of(_test(state, tokens[1:], used))
+        return not_of(_test(state, tokens[1:], used, patterns))
     if len(tokens) == 2 and tokens[0] in ("-n", "-z") and (name := _of_environment(state, tokens[1])):
         used.add(name)
         state.defaults[name] = "not set"
@@ -86,7 +85,11 @@ def _test(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
         return None
     left, how, right = words
     if how in ("=", "==", "!="):
-        return None if set(right) & set("*?[") else (left == right) == (how != "!=")
+        if set(right) & set("*?[") and not patterns:
+            return None
+        return (fnmatchcase(left, right) if patterns else left == right) == (how != "!=")
+    if how == "=~" and patterns:
+        return bool(re.search(right, left)) if _PLAIN_REGULAR.fullmatch(right) else None
     compare = {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
                "-le": operator.le}.get(how)  # fmt: skip
     if compare is None or not all(re.fullmatch(r"-?\d{1,18}", word) for word in (left, right)):

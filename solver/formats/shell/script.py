@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise, takewhile
 
-from solver.formats.shell.assignments import ASSIGNMENT, ELEMENT, PREFIXES, assign, assign_element, refer
+from solver.formats.shell.assignments import ASSIGNMENT, ELEMENT, PREFIXES, assign, assign_element, calculate, refer
 from solver.formats.shell.cases import begin_case, ends_clause, next_clause
 from solver.formats.shell.conditions import compared, condition
-from solver.formats.shell.tokens import KEYWORDS, SEPARATORS, command_end, tokens_of
+from solver.formats.shell.tokens import DOCUMENT, KEYWORDS, SEPARATORS, Document, command_end, tokens_of, without_documents
 from solver.formats.shell.values import (
     EVERY,
     OWN_ARGUMENTS,
@@ -45,13 +45,14 @@ class Shell:
 
     words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value. sourced:
     files whose commands run among them. environment: values of the variables that are set; what is not known of them is as
-    it is written, with its ``$``.
+    it is written, with its ``$``. files: what it writes to files as here-documents, by their names.
     """
 
     words: tuple[Word, ...]
     defaults: dict[str, str]
     sourced: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
@@ -59,6 +60,7 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
 
     Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply.
     """
+    text, documents = without_documents(text)
     tokens, at = tokens_of(text), 0
     variables: dict[str, Word | None] = {name: Word(value.replace("$", "\0")) for name, value in (known or {}).items()}
     state = State(variables, passed=_passed(tokens))
@@ -73,6 +75,9 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
             starts = True
         elif starts and tokens[at - 1 : at + 1] == ["(", "("]:
             at = _calculated(state, tokens, at - 1)
+        elif starts and token == DOCUMENT:
+            _write(state, documents[int(tokens[at])])
+            at += 1
         elif starts and token == "function":
             at += 1  # its name, behind which its body begins
         elif token in ("(", ")"):  # of a function's head, a subshell: what follows is a command
@@ -94,6 +99,8 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
         elif starts and token == "eval":
             at = _evaluated(state, tokens, at, found)
             starts = False
+        elif starts and token == "let" and calculate(state, "".join(tokens[at : command_end(tokens, at)])):
+            at = command_end(tokens, at)
         elif starts and (token in _CHANGING or tokens[at - 1 : at + 1] == ["printf", "-v"]):
             at = _forget(state, tokens, at)
         elif starts and token in _PRINTING:
@@ -108,7 +115,7 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
             found += _expanded(state, token) if state.runs is not False else []
             if _SHELL.fullmatch(token) and at + 1 < len(tokens) and _ITS_COMMANDS.fullmatch(tokens[at]):
                 at = _of_another_shell(state, tokens, at, found)
-    return Shell(tuple(found), state.defaults, tuple(state.sourced), state.environment)
+    return Shell(tuple(found), state.defaults, tuple(state.sourced), state.environment, state.files)
 
 
 def _call(state: State, name: str) -> None:
@@ -119,6 +126,13 @@ def _call(state: State, name: str) -> None:
         set_variable(state, variable, None)
     if state.chained:
         state.succeeded = None if name in _ASKING else True
+
+
+def _write(state: State, document: Document) -> None:
+    """Note what a here-document writes to a file, with the script's variables put in."""
+    if document.target and state.runs:
+        text = document.text if document.quoted else plain_text(expanded_word(state, document.text).text)
+        state.files[plain_text(expanded_word(state, document.target).text)] = text
 
 
 def _passed(tokens: Sequence[str]) -> frozenset[str]:
@@ -160,9 +174,12 @@ def _tested(state: State, tokens: Sequence[str], at: int) -> int:
 
 
 def _calculated(state: State, tokens: Sequence[str], at: int) -> int:
-    """Evaluate (( )) as a command: a comparison, or else what may change all that it names; return where the commands go on."""
+    """Evaluate (( )) as a command: an assignment, a comparison, or else what may change all that it names; return where the
+    commands go on."""
     end = next((i + 2 for i in range(at, len(tokens) - 1) if tokens[i : i + 2] == [")", ")"]), len(tokens))
     used: set[str] = set()
+    if calculate(state, "".join(tokens[at + 2 : end - 2])):
+        return end
     holds = compared(state, tokens[at + 2 : end - 2], used)
     if holds is None and re.search(r"(?<![=!<>])=(?!=)|\+\+|--", "".join(tokens[at:end])):
         _forget(state, tokens[:end], at)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 SEPARATORS = (";", "\n", "&", "&&", "|", "||")
 KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
@@ -13,6 +14,8 @@ _PUNCTUATION = ";&|()\n"
 _TARGET = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s&|;("'<>])+"""
 _REDIRECTION = re.compile(rf"(?<=\s)(?:[\d&]?>>?[ \t]*>\([^()]*\)|[\d&]?>>?(?:&\d|[ \t]*{_TARGET})|<[ \t]*{_TARGET})")
 _PIPE_OF_BOTH = re.compile(r"(?<=\s)\|&(?=\s)")  #: of output and errors
+_WRITTEN = re.compile(rf"(?:^|[^>\d])>[ \t]*({_TARGET})|(?:^|\s)tee[ \t]+({_TARGET})")  #: the file that a line writes
+DOCUMENT = ":document"  #: stands where a here-document is written
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _CONDITION = re.compile(r"\(\([^\n]*?\)\)")  #: that compares numbers, and redirects nothing
 _COMPARING = str.maketrans("<>", "\7\10")
@@ -20,6 +23,15 @@ _COMPARED = str.maketrans("\7\10", "<>")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
 KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
 _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
+
+
+class Document(NamedTuple):
+    """A here-document. target: the file that it is written to, as the script names it; "" for another command's input. text:
+    its lines. quoted: nothing is put in for variables."""
+
+    target: str
+    text: str
+    quoted: bool
 
 
 def command_end(tokens: Sequence[str], at: int) -> int:
@@ -32,7 +44,7 @@ def tokens_of(text: str) -> list[str]:
 
     Raises ValueError for a line that seems to go on and does not, and where quotes stay open.
     """
-    text = _prepared(_without_documents(text.replace("\r\n", "\n")))  # comments first: a backslash ends none of them
+    text = _prepared(text)  # comments first: a backslash ends none of them
     if re.search(r"\\[ \t]+\n", text):
         raise ValueError("a blank stands behind a backslash at the end of a line, which therefore does not go on")
     text = text.replace("\\\n", " ")
@@ -69,18 +81,26 @@ def _without_sums(text: str) -> str:
     return "".join([*found, text[at:]])
 
 
-def _without_documents(text: str) -> str:
-    """Return a script without its here-documents."""
-    found, end = [], ""
-    for line in text.split("\n"):
-        if end:
-            end = "" if line.strip() == end else end
-            continue
+def without_documents(text: str) -> tuple[str, list[Document]]:
+    """Return a script with each here-document replaced by ``DOCUMENT N``, and the documents."""
+    found: list[str] = []
+    documents: list[Document] = []
+    lines = iter(text.replace("\r\n", "\n").split("\n"))
+    for line in lines:
         here = None if line.lstrip().startswith("#") else _HERE.search(line)
-        if here:
-            line, end = line[: here.start()] + line[here.end() :], here[2]
-        found.append(line)
-    return "\n".join(found)
+        if here is None:
+            found.append(line)
+            continue
+        line, end = line[: here.start()] + line[here.end() :], here[2]
+        held: list[str] = []
+        for one in lines:
+            if one.strip() == end:
+                break
+            held.append(one)
+        target = _WRITTEN.search(line)
+        documents.append(Document((target[1] or target[2]).strip("\"'") if target else "", "\n".join(held), bool(here[1])))
+        found.append(f"{line}\n{DOCUMENT} {len(documents) - 1}")
+    return "\n".join(found), documents
 
 
 def _prepared(text: str) -> str:

@@ -5,17 +5,20 @@ What cannot be told from the script is None, and stays as it is written.
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from solver.formats.shell.arithmetic import calculated
+from solver.formats.shell.strings import OPERATION, transformed
 from solver.formats.shell.tokens import KEPT
 
 _EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
 OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
 _BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
+_SUBSTITUTED = re.compile("\0\1([^\1\2]*)\2")  #: $(...), hidden from the splitting
+_COUNTED = re.compile(r"#(\w+)(\[[@*]\])?")
+_ELEMENT = re.compile(r"(\w+)\[([^\]@*]+)\]")
 LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
 
 EVERY = "*"  #: among the variables that a function changes: it has a reference to one that it is given
@@ -24,11 +27,13 @@ EVERY = "*"  #: among the variables that a function changes: it has a reference 
 @dataclass(frozen=True)
 class Word:
     """A word of a command. defaults: the variables of the environment in it for which the script's own default stands.
-    environment: variables and values that the shell which runs the command sets beyond the script's own."""
+    environment: variables and values that the shell which runs the command sets beyond the script's own. elements: of an
+    array, (index or key, value); empty where it is none, or one whose elements are not known."""
 
     text: str
     defaults: frozenset[str] = frozenset()
     environment: tuple[tuple[str, str], ...] = ()
+    elements: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class State:
     #: Branches around each, and variables and environment before it; None: other brackets.
     subshells: list[tuple[int, tuple[dict[str, Word | None], dict[str, str]] | None]] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  #: here-documents that are written, by the file's name
     functions: dict[str, set[str]] = field(default_factory=dict)  #: of the script's own, and what they set
     inside: list[str] = field(default_factory=list)  #: the functions whose bodies the present command is in; "": other braces
     environment: dict[str, str] = field(default_factory=dict)  #: of the commands that the script starts
@@ -97,14 +103,35 @@ def expanded_word(state: State, token: str) -> Word:
         token, count = _EXPANSION.subn(value, token)
         if not count or len(token) > LONGEST:
             break
+    token = _SUBSTITUTED.sub(lambda match: _answer(state, match, used), token)
     return Word(token, frozenset(used))
+
+
+def _answer(state: State, match: re.Match[str], used: set[str]) -> str:
+    """Return what a command in $(...) prints where that follows from its words, else the command as it is hidden."""
+    try:
+        words = [expanded_word(state, word) for word in match[1].translate(KEPT).split()]
+    except RecursionError:
+        return match[0]
+    used.update(*(word.defaults for word in words))
+    texts = [word.text for word in words]
+    printed = None
+    if texts and not any("\0" in text or "$" in text for text in texts):
+        program, *given = texts
+        if program == "expr" or (program == "echo" and given[-2:] == ["|", "bc"]):
+            printed = arithmetic(state, " ".join(given if program == "expr" else given[:-2]), used)
+        elif program == "echo" and given[:1] != ["-e"] and not set("".join(given)) & set("|;&<>"):
+            printed = " ".join(given)
+        elif program == "basename" and given:
+            printed = given[0].rstrip("/").rpartition("/")[2].removesuffix(given[1] if len(given) > 1 else "")
+    return match[0] if printed is None else printed
 
 
 def variable_value(state: State, written: str, used: set[str]) -> str | None:
     """Return what ${written} is, or None where that is not known."""
     match = _BRACED.fullmatch(written)
     if not match:
-        return None
+        return _of_parts(state, written, used)
     name, how, default = match.groups()
     if name.isdecimal() and state.hides_arguments:
         return None
@@ -122,6 +149,27 @@ def variable_value(state: State, written: str, used: set[str]) -> str | None:
     if "=" in how:
         state.variables[name] = Word(str(default), frozenset({name}))
     return str(default)
+
+
+def _of_parts(state: State, written: str, used: set[str]) -> str | None:
+    """Return a number of characters or elements, an element of an array, or a part of a variable's text; None: not known."""
+    counted, element, changed = _COUNTED.fullmatch(written), _ELEMENT.fullmatch(written), OPERATION.fullmatch(written)
+    match = counted or element or changed
+    known = state.variables.get(match[1]) if match else None
+    if match is None or known is None or "\0" in known.text:
+        return None
+    used |= known.defaults
+    if counted:
+        elements = len(known.elements) if known.elements or not known.text else None
+        count = elements if counted[2] else len(known.text)
+        return None if count is None else str(count)
+    if element:
+        of, index = dict(known.elements), element[2]
+        number = arithmetic(state, index, used) or index
+        if number.startswith("-") and list(of) == [str(i) for i in range(len(of))]:
+            number = str(len(of) + int(number))
+        return of[index] if index in of else of.get(number)
+    return transformed(known.text, written[len(match[1]) :])
 
 
 def _alternative(state: State, name: str, how: str, text: str, used: set[str]) -> str | None:
@@ -156,29 +204,13 @@ def plain_text(text: str) -> str:
 def arithmetic(state: State, written: str, used: set[str]) -> str | None:
     """Return the whole number that $((written)) is, or None."""
 
-    def number(match: re.Match[str]) -> str:
-        return variable_value(state, match[0], used) or "?"
+    def number(name: str) -> int:
+        return int(variable_value(state, name, used) or "?")
 
-    text = re.sub(r"[A-Za-z_]\w*", number, written.translate(KEPT))
-    if not re.fullmatch(r"[\d+\-*/%() ]{1,100}", text):
-        return None
     try:
-        return str(_sum(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return str(calculated(written.translate(KEPT), number))
+    except (ValueError, RecursionError):
         return None
-
-
-def _sum(node: ast.AST) -> int:
-    kinds: dict[type, Callable[[int, int], int]] = {
-        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
-    }  # fmt: skip
-    if isinstance(node, ast.BinOp) and type(node.op) in kinds:
-        return kinds[type(node.op)](_sum(node.left), _sum(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_sum(node.operand)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    raise ValueError(f"{ast.dump(node)} is no sum of whole numbers")
 
 
 def not_of(value: bool | None) -> bool | None:

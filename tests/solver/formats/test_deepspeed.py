@@ -417,6 +417,24 @@ def test_a_script_names_its_settings(tmp_path: Path) -> None:
         load(tmp_path, EXAMPLE, SCRIPT.replace("--deepspeed_config=run.json", ""), "run.sh")
 
 
+def test_a_script_may_write_its_settings(tmp_path: Path) -> None:
+    """As the examples of Megatron-DeepSpeed do: a here-document with the script's own variables."""
+    expected = load(tmp_path, EXAMPLE).layout
+    (tmp_path / "run.json").unlink()
+    settings = json.dumps(EXAMPLE, indent=1).replace('"stage": 1', '"stage": $ZERO').replace(" 32,", " ${GLOBAL},")
+    script = SCRIPT.replace("run.json", "$CONFIG")
+    head = "ZERO=1\nGLOBAL=32\nCONFIG=./settings.$SLURM_JOB_ID.json\n"
+    script = script.replace("--save ./tmp", "--save ${WHERE}/checkpoints --tensorboard-dir $LOGS")  # which decide nothing
+    path = tmp_path / "launch.sh"
+    for write in ("cat <<EOT > $CONFIG", "cat > $CONFIG << EOT", "tee $CONFIG <<EOT"):
+        path.write_text(f"{head}{write}\n{settings}\nEOT\n{script}")
+        config = load_run_config(path)
+        assert config.layout == expected and config.model.name == "launch"
+    path.write_text(f"{head}cat <<'EOT' > $CONFIG\n{settings}\nEOT\n{script}")
+    with pytest.raises(InputError, match=r"launch.sh: \$\{GLOBAL\} in ./settings.\$SLURM_JOB_ID.json, which it writes, is not"):
+        load_run_config(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -71,6 +71,27 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("EMPTY=; TP=2${EMPTY:+4}", 2),
         ("EMPTY=; TP=${EMPTY+4}", 4),
         ("TP=2${NOT_SET:+4}", 2),  # the environment may have it, which is said
+        ("SIZES=(1 2 4 8); I=1; TP=${SIZES[I+1]}", 4),
+        ("SIZES=(1 2 8 4); TP=${SIZES[-1]}", 4),
+        ("SIZES=(1 2 3 4); TP=${#SIZES[@]}", 4),
+        ("declare -A SIZE_OF=([8b]=2 [70b]=4); MODEL=70b; TP=${SIZE_OF[$MODEL]}", 4),
+        ("declare -A SIZE_OF; SIZE_OF[8b]=2; SIZE_OF[70b]=4; TP=${SIZE_OF[70b]}", 4),
+        ("SIZES=(1 2); SIZES[1]=4; TP=${SIZES[1]}", 4),
+        ("MODEL=llama-70b-tp4; TP=${MODEL##*-tp}", 4),
+        ("RUN_NAME=tp4.pp2.json; TP=${RUN_NAME%%.*}; TP=${TP#tp}", 4),
+        ("RUN_NAME=8/2; TP=$((${RUN_NAME/\\// / }))", 4),
+        ("RUN_NAME=tp=48; TP=${RUN_NAME:3:1}", 4),
+        ("SIZE=70B; if [ ${SIZE,,} = 70b ]; then TP=4; else TP=2; fi", 4),
+        ("MODEL=llama3-70b; if [[ $MODEL == llama*70b ]]; then TP=4; else TP=2; fi", 4),
+        ("MODEL=llama3-8b; if [[ $MODEL =~ 70b ]]; then TP=4; else TP=2; fi", 2),
+        ("PP=8; TP=$((PP > 4 ? 4 : 2))", 4),
+        ("TP=$((2 ** 2))", 4),
+        ("TP=1; let TP=TP*4", 4),
+        ("TP=3; ((TP++))", 4),
+        ("TP=16; ((TP /= 4))", 4),
+        ("PP=2; TP=$(expr $PP \\* 2)", 4),
+        ('PP=2; TP=$(echo "$PP * 2" | bc)', 4),
+        ("TP=$(basename /runs/4.sh .sh)", 4),
     ],
 )
 def test_variables_are_what_the_commands_that_run_make_them(script: str, tp: int, tmp_path: Path) -> None:
@@ -145,7 +166,7 @@ def test_a_variable_that_a_loop_gives_several_values_is_not_known(words: str, tm
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (f"ARGS=(--tensor-model-parallel-size 2)\nARGS[1]=4\n{RUN} ${{ARGS[@]}}", "ARGS"),
+        (f'ARGS=("--tensor-model-parallel-size 2")\nARGS[1]=4\n{RUN} ${{ARGS[@]}}', "ARGS"),
         (f"set_to() {{ declare -n to=$1\nto=4\n}}\nTP=2\nset_to TP\n{WITH_TP}", "TP"),
         (f"TP=2\neval TP=4\n{WITH_TP}", "TP"),
     ],
