@@ -34,12 +34,13 @@ from solver.report.output import (
 from solver.report.pictures import pareto_figure, save_figure, scaling_figure, stages_figure
 from solver.report.terminal import LEAST_CHANGE, balance_text, show_search
 from solver.search.balance import Balanced, balanced
+from solver.search.best_layout import Variant, surest
 from solver.search.divisions import Division
 from solver.search.fixed import LIMITED, fixed_but
 from solver.search.hints import faster_settings
-from solver.search.laid_out import search_laid_out, search_with_strings
+from solver.search.laid_out import search_with_strings
 from solver.search.search import SearchResult, search
-from solver.search.variants import Variant, search_variants, surest
+from solver.search.variants import search_variants
 from solver.spec.strategy import Strategy
 from solver.step.memory import AT_RISK, OUT_OF_MEMORY
 from solver.step.problem import Problem
@@ -74,7 +75,6 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
             others, result = search_variants(
                 problem, sequences, axes, args.top, report, fixed=fixed, max_sizes=max_sizes, jobs=args.jobs
             )
-            others, result = _with_strings(others, result, args.top, args.jobs)
         else:
             others, result = search_with_strings(
                 problem, sequences, args.top, fixed=fixed, jobs=args.jobs, progress=report, max_sizes=max_sizes
@@ -93,18 +93,6 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     found |= tell_not_expressed(args, answer, console)
     _write_search(args, result, inputs.said, found, console)
     write_layout(args, answer, inputs.config, console)
-
-
-def _with_strings(others: list[Variant], result: SearchResult, top: int, jobs: int) -> tuple[list[Variant], SearchResult]:
-    """Return the searches of ``others`` and, of the fastest one's constants, of layout strings; and the fastest of them all."""
-    laid_out, fastest = search_laid_out(result, top, jobs)
-    if not laid_out:
-        return others, result
-    plain = [replace(other, constants={**other.constants, "pipeline_layout": ""}) for other in others]
-    strings = [
-        replace(one, constants={**others[0].constants, **one.constants}) for one in laid_out if one.constants["pipeline_layout"]
-    ]
-    return sorted([*plain, *strings], key=lambda variant: variant.seconds), fastest
 
 
 def _recommended(result: SearchResult) -> Solutions:

@@ -20,8 +20,8 @@ from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.balance import Balanced
+from solver.search.best_layout import Variant
 from solver.search.search import SearchResult
-from solver.search.variants import Variant
 from solver.spec.model_size import parameters
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import AXES, CONSTANTS, Strategy

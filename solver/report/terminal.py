@@ -21,9 +21,9 @@ from solver.report.scores import Regret, Score
 from solver.report.validate import Prediction
 from solver.report.words import PART_NAMES, between, parameter_count, rounded, seconds, token_rate
 from solver.search.balance import Balanced
+from solver.search.best_layout import BestLayout, Variant, surest
 from solver.search.neighbours import neighbours
 from solver.search.search import DOES_NOT_FIT, SearchResult
-from solver.search.variants import BestLayout, Variant, surest
 from solver.spec.model_size import parameters
 from solver.step.memory import AT_RISK, FITS, MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, slowest_stage

@@ -6,16 +6,17 @@ are trained with layout strings, such as ``Et|(tt|)*30mL``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from profiler.errors import InputError
+from solver.search.best_layout import Variant, variant_of
 from solver.search.divisions import divisions
-from solver.search.search import SearchResult, search
-from solver.search.variants import BestLayout, Variant, surest
+from solver.search.search import SearchResult, batch_sequences, search
 from solver.spec.pipeline_layout import layout_text
 from solver.step.problem import Problem
+from solver.step.time import TIME_PARTS
 
 #: Least share of a stage's longest chunks that all chunks hold on average.
 _EVEN = 0.85
@@ -58,73 +59,95 @@ def layouts_of(problem: Problem, pp: int) -> dict[int, str]:
 
 def search_with_strings(
     problem: Problem,
-    sequences: int | None = None,
+    global_batch_sequences: int | None = None,
     top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
     *,
+    global_batch_tokens: int | None = None,
     fixed: Mapping[str, Any] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
     jobs: int = 1,
-    **options: Any,
+    stages: Collection[int] | None = None,
 ) -> tuple[list[Variant], SearchResult]:
-    """Search every layout, and the layout strings where layers do not divide. Return what ``search_laid_out`` does.
+    """Search every layout, and the layout strings of numbers of stages that interleave no equal chunks.
 
-    Arguments, options and errors as of solver.search.search.search.
+    Return the best layout of each string and of the search without any, the fastest first, and the search that found the
+    fastest; no variants where no string applies. stages: numbers of stages that get strings; None: all. Other arguments, and
+    errors, as of solver.search.search.search.
     """
+    sequences = batch_sequences(problem, global_batch_sequences, global_batch_tokens)
+    limits: dict[str, Any] = {"max_sizes": max_sizes or {}, "jobs": jobs}
+    plain: SearchResult | None = None
+    failed = None
     try:
-        result = search(problem, sequences, top, fixed=fixed, jobs=jobs, **options)
-    except InputError:
-        if (fixed or {}).get("vpp", 1) == 1 or problem.chunks:
-            raise
-        found = _of_stated_chunks(problem, sequences, top, dict(fixed or {}), jobs, options)
-        if not found:
-            raise
-        return [variant for variant, _ in found], found[0][1]
-    return search_laid_out(result, top, jobs)
-
-
-def search_laid_out(result: SearchResult, top: int = 10, jobs: int = 1) -> tuple[list[Variant], SearchResult]:
-    """Search the layout strings of every number of stages among the best sizes of a search.
-
-    Return the best layout of each, that of ``result`` among them, the fastest first, and the search that found the fastest;
-    no variants where none of the strings applies.
-    """
-    if result.problem.chunks or result.fixed.get("vpp", 2) == 1:
-        return [], result
-    found = _strings(result, result.fixed, top, jobs)
-    if not found:
-        return [], result
-    found.append((_variant(result), result))
+        plain = search(problem, sequences, top, progress, fixed=fixed, **limits)
+    except InputError as error:
+        failed = error
+    found = _strings(problem, sequences, top, plain, stages, fixed or {}, limits)
+    if plain is None and not found:
+        assert failed is not None
+        raise failed
+    if plain is not None and not found:
+        return [], plain
+    if plain is not None:
+        found.append((variant_of(plain, pipeline_layout=problem.run.pipeline_layout), plain))
     found.sort(key=lambda one: one[0].seconds)
     return [variant for variant, _ in found], found[0][1]
 
 
-def _of_stated_chunks(
-    problem: Problem, sequences: int | None, top: int, fixed: dict[str, Any], jobs: int, options: Mapping[str, Any]
-) -> list[tuple[Variant, SearchResult]]:
-    """Return the strings of the stated number of chunks, the fastest first, where equal ones do not run."""
-    try:
-        others = search(problem, sequences, 1, fixed={k: v for k, v in fixed.items() if k != "vpp"}, jobs=jobs, **options)
-    except InputError:
-        return []
-    return sorted(_strings(others, fixed, top, jobs), key=lambda one: one[0].seconds)
+def _strings(
+    problem: Problem, sequences: int, top: int, plain: SearchResult | None, stages: Collection[int] | None,
+    fixed: Mapping[str, Any], limits: Mapping[str, Any],
+) -> list[tuple[Variant, SearchResult]]:  # fmt: skip
+    """Return the searches of the layout strings that have a layout that fits, the most even of each number of stages first.
 
-
-def _strings(result: SearchResult, fixed: Mapping[str, Any], top: int, jobs: int) -> list[tuple[Variant, SearchResult]]:
-    """Return the search of every layout string of the best sizes of ``result`` that has a layout that fits."""
-    problem, sizes = result.problem, result.best_of_sizes
-    sequences = result.best.layouts.strategy(0, problem.run).global_batch_sequences
-    found = []
-    for pp in sorted({int(pp) for pp in sizes.layouts.splits.pp[sizes.layouts.row]}):
-        for vpp, text in layouts_of(problem, pp).items():
+    Another number of chunks changes how long stages wait, and lets none hold fewer layers: where the most even one would lose
+    without any waiting, the others of as many stages are left out.
+    """
+    found: list[tuple[Variant, SearchResult]] = []
+    if problem.chunks or fixed.get("vpp", 2) == 1:
+        return found
+    best = float(plain.best.times.seconds[0]) if plain is not None else math.inf
+    for pp in _stages(problem, fixed, limits["max_sizes"], plain):
+        if stages is not None and pp not in stages:
+            continue
+        texts = layouts_of(problem, pp)
+        for vpp in sorted(texts, key=lambda vpp: (_longest(problem, pp * vpp), -vpp)):
             if fixed.get("vpp", vpp) != vpp:
                 continue
-            laid_out = problem.with_run(pipeline_layout=text)
-            with suppress(InputError):  # none of them fits
-                other = search(
-                    laid_out, sequences, top, max_sizes=result.max_sizes, jobs=jobs, fixed={**fixed, "pp": pp, "vpp": vpp}
-                )
-                found.append((_variant(other), other))
+            laid_out = problem.with_run(pipeline_layout=texts[vpp])
+            try:
+                other = search(laid_out, sequences, top, fixed={**fixed, "pp": pp, "vpp": vpp}, **limits)
+            except InputError:  # none of them fits
+                continue
+            found.append((variant_of(other, pipeline_layout=texts[vpp]), other))
+            best = min(best, found[-1][0].seconds)
+            if _without_waiting(other) > best:
+                break
     return found
 
 
-def _variant(result: SearchResult) -> Variant:
-    return Variant({"pipeline_layout": result.problem.run.pipeline_layout}, BestLayout.of(result), sure=surest(result))
+def _stages(
+    problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], plain: SearchResult | None
+) -> list[int]:  # fmt: skip
+    """Return the numbers of stages that GPUs and limits allow, those of the best sizes of ``plain`` first."""
+    world, layers = problem.run.world_size, problem.model.num_hidden_layers
+    most = min(max_sizes.get("pp", world), world, layers + 2)
+    allowed = [pp for pp in range(2, most + 1) if world % pp == 0 and fixed.get("pp", pp) == pp]
+    if plain is None:
+        return allowed
+    sizes = plain.best_of_sizes.layouts
+    first = dict.fromkeys(int(pp) for pp in sizes.splits.pp[sizes.row])
+    return sorted(allowed, key=lambda pp: list(first).index(pp) if pp in first else len(first) + pp)
+
+
+def _longest(problem: Problem, chunks: int) -> int:
+    """Return how many layers stages hold more than there are if all chunks are as long as the longest."""
+    total = problem.model.num_hidden_layers + 2 + problem.model.num_nextn_predict_layers
+    return -(-total // chunks) * chunks - total
+
+
+def _without_waiting(result: SearchResult) -> float:
+    """Return the seconds of the fastest layout without bubble and messages of the pipeline."""
+    parts = dict(zip(TIME_PARTS, result.best.times.parts[:, 0], strict=True))
+    return float(result.best.times.seconds[0] - parts["bubble"] - parts["pp_transfer"])

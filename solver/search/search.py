@@ -83,7 +83,7 @@ def search(
     do not vary, by name (solver.search.fixed.AXES). max_sizes: largest tp, cp or pp. jobs: processes that share
     the work. Raises InputError if nothing divides or nothing fits.
     """
-    sequences = _sequences(problem, global_batch_sequences, global_batch_tokens)
+    sequences = batch_sequences(problem, global_batch_sequences, global_batch_tokens)
     fixed, max_sizes = fixed or {}, max_sizes or {}
     _check_options(problem, fixed, max_sizes, top, jobs)
     start = time.perf_counter()
@@ -221,7 +221,7 @@ def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found:
         found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)), np.arange(len(fits)))
 
 
-def _sequences(problem: Problem, sequences: int | None, tokens: int | None) -> int:
+def batch_sequences(problem: Problem, sequences: int | None, tokens: int | None) -> int:
     """Return the global batch in sequences, from whichever unit was given."""
     if (sequences is None) == (tokens is None):
         raise InputError("give the global batch either as global_batch_sequences or as global_batch_tokens")

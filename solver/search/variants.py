@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.search.best_layout import Variant, variant_of
 from solver.search.hints import dispatchers_on
-from solver.search.search import SearchResult, search
+from solver.search.laid_out import search_with_strings
+from solver.search.search import SearchResult
 from solver.spec.choices import OFFLOAD_MODULES
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.rules.fp8_attention import fp8_attention_broken
@@ -17,12 +19,12 @@ from solver.spec.rules.offload import offload_broken
 from solver.spec.rules.recomputation import modules_of
 from solver.spec.rules.runs import check_run
 from solver.spec.run import Run
-from solver.spec.strategy import Strategy
-from solver.step.memory import FITS
 from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)
+#: Over the best of a combination, up to which its number of stages is searched with strings in the combinations behind it.
+_NEAR = 1.25
 _NOT_OFFERED, _SHOWN = object(), 8  #: values of an axis that a message names
 
 
@@ -84,64 +86,6 @@ CONSTANT_AXES: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class BestLayout:
-    """The fastest layout of a search, without the tables that it was estimated from, of which a thousand do not fit in memory.
-
-    tgs: tokens per GPU per second. memory: peak bytes on the device. layouts_estimated, fixed: of the search.
-    """
-
-    layout: Strategy
-    seconds: float
-    tgs: float
-    memory: float
-    layouts_estimated: int
-    fixed: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, result: SearchResult) -> BestLayout:
-        best = result.best
-        return cls(
-            best.layouts.strategy(0, result.problem.run), float(best.times.seconds[0]), float(best.tgs[0]),
-            float(best.memory.device[0]), result.layouts_estimated, result.fixed,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SureLayout:
-    """The fastest layout that is sure to fit. memory, bound: bytes on the device, expected and at most."""
-
-    layout: Strategy
-    seconds: float
-    memory: float
-    bound: float
-
-
-def surest(result: SearchResult) -> SureLayout | None:
-    """Return the fastest layout that a search kept and that is sure to fit in memory, or None."""
-    sure = [(float(found.times.seconds[i]), found, i) for found, i in result.kept() if found.verdict(i) == FITS]
-    if not sure:
-        return None
-    taken, found, index = min(sure, key=lambda one: one[0])
-    memory = float(found.memory.device[index]), float(found.memory.bound[index])
-    return SureLayout(found.layouts.strategy(index, found.problem.run), taken, *memory)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One combination of constants: the best layout that the search with it found, or why there is none, and the best that is
-    sure to fit."""
-
-    constants: Mapping[str, Any]
-    best: BestLayout | None
-    reason: str = ""
-    sure: SureLayout | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.best.seconds if self.best else float("inf")
-
-
 def _parts(value: Any) -> frozenset[str]:
     """Return what a value joins by "+", in whatever order."""
     return frozenset(str(value).split("+"))
@@ -194,6 +138,7 @@ def search_variants(
     found: list[Variant] = []
     fastest: SearchResult | None = None
     combined = variants_of(problem, axes)
+    stages: set[int] | None = None  # numbers of them with which strings of the first combinations are nearly as fast as any
     for number, constants in enumerate(combined):
         if progress:
             progress(number, len(combined))
@@ -203,14 +148,22 @@ def search_variants(
         if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
             continue
         try:
-            result = search(there, sequences, top, fixed=also, max_sizes=max_sizes, jobs=jobs)
-            found.append(Variant(constants, BestLayout.of(result), sure=surest(result)))
-            if fastest is None or found[-1].seconds < float(fastest.best.times.seconds[0]):
-                fastest = result
+            laid_out, result = search_with_strings(
+                there, sequences, top, fixed=also, max_sizes=max_sizes, jobs=jobs, stages=stages
+            )
         except InputError as error:
             found.append(Variant(constants, None, str(error)))
+            continue
+        found += [replace(one, constants={**constants, **one.constants}) for one in laid_out or [variant_of(result)]]
+        near = [one.best.layout.pp for one in laid_out if one.best and one.seconds < _NEAR * laid_out[0].seconds]
+        stages = {*(stages or ()), *near} if near else stages
+        if fastest is None or result.best.times.seconds[0] < fastest.best.times.seconds[0]:
+            fastest = result
     if progress:
         progress(len(combined), len(combined))
     if fastest is None:
         raise InputError(found[0].reason)
+    if any("pipeline_layout" in one.constants for one in found):  # then all say which string they have
+        found = [replace(one, constants={"pipeline_layout": "", **one.constants}) for one in found]
+        found = [replace(one, constants={k: one.constants[k] for k in (*axes, "pipeline_layout")}) for one in found]
     return sorted(found, key=lambda variant: variant.seconds), fastest

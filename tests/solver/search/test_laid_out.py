@@ -11,8 +11,9 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.search.divisions import Division, divisions
-from solver.search.laid_out import even_chunks, layouts_of, search_laid_out, search_with_strings
-from solver.search.search import SearchResult, search
+from solver.search.laid_out import even_chunks, layouts_of, search_with_strings
+from solver.search.search import search
+from solver.search.variants import search_variants
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -61,19 +62,41 @@ def test_a_stated_layout_has_one_division() -> None:
     assert divisions(can_run, 13, 3, 8) == divisions(can_run, 13, 1, 8) == ()
 
 
-@pytest.fixture(scope="module")
-def searched(h100_model: CostModel) -> SearchResult:
-    return search(make_problem(PRIME, 8, h100_model, framework="megatron-core"), 64, fixed={"tp": 1, "pp": 4})
-
-
-def test_interleaving_with_a_string_is_found_and_runs(searched: SearchResult) -> None:
-    variants, best = search_laid_out(searched)
+def test_interleaving_with_a_string_is_found_and_runs(h100_model: CostModel) -> None:
+    problem = make_problem(PRIME, 8, h100_model, framework="megatron-core")
+    variants, best = search_with_strings(problem, 64, fixed={"tp": 1, "pp": 4})
     assert {variant.constants["pipeline_layout"] for variant in variants} == {"", "Et|(t*2|)*6L"}
     assert [variant.seconds for variant in variants] == sorted(variant.seconds for variant in variants)
     run = best.best.layouts.strategy(0, best.problem.run)
     assert (run.pp, run.vpp, run.pipeline_layout) == (4, 2, "Et|(t*2|)*6L")
     check_layout(PRIME, best.problem.cluster, run)
-    assert best.best.times.seconds[0] < searched.best.times.seconds[0]
+    assert best.best.times.seconds[0] < search(problem, 64, fixed={"tp": 1, "pp": 4}).best.times.seconds[0]
+
+
+def test_strings_are_searched_where_nothing_runs_without(h100_model: CostModel) -> None:
+    """The overlapped exchange needs interleaved stages, which 13 layers have in strings alone."""
+    model = PRIME.replace(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=4096)
+    given = {"framework": "megatron-core", "moe_dispatcher": "deepep", "moe_exchange_overlap": True}
+    problem = make_problem(model, 8, h100_model, **given)
+    fixed = {"tp": 1, "pp": 4, "ep": 2}
+    with pytest.raises(InputError):
+        search(problem, 64, fixed=fixed)
+    variants, best = search_with_strings(problem, 64, fixed=fixed)
+    assert [variant.constants["pipeline_layout"] for variant in variants] == ["Et|(t*2|)*6L"]
+    assert best.problem.run.moe_exchange_overlap
+
+
+def test_each_combination_of_constants_gets_its_strings(h100_model: CostModel) -> None:
+    """A search that varies a constant finds for each value what a search of that value alone does."""
+    problem = make_problem(PRIME, 8, h100_model, framework="megatron-core")
+    fixed = {"tp": 2, "pp": 4}
+    found, fastest = search_variants(problem, 64, {"tp_comm_overlap": ()}, fixed=fixed)
+    best = {overlap: min(v.seconds for v in found if v.constants["tp_comm_overlap"] == overlap) for overlap in (False, True)}
+    for overlap, seconds in best.items():
+        alone = search_with_strings(problem.with_run(tp_comm_overlap=overlap), 64, fixed=fixed)[1]
+        assert seconds == float(alone.best.times.seconds[0])
+    assert float(fastest.best.times.seconds[0]) == min(best.values())
+    assert {v.constants["pipeline_layout"] for v in found} == {"", "Et|(t*2|)*6L"}
 
 
 def test_a_stated_number_of_chunks_is_searched_with_strings(h100_model: CostModel) -> None:
@@ -88,9 +111,20 @@ def test_a_stated_number_of_chunks_is_searched_with_strings(h100_model: CostMode
         search_with_strings(problem, 64, fixed={"tp": 1, "pp": 4, "vpp": 16})
 
 
-def test_nothing_more_is_searched_where_no_string_applies(searched: SearchResult, h100_model: CostModel) -> None:
+def test_nothing_more_is_searched_where_no_string_applies(h100_model: CostModel) -> None:
     problem = make_problem(PRIME, 8, h100_model, framework="megatron-core")
-    flat = search(problem, 64, fixed={"tp": 1, "pp": 4, "vpp": 1})
-    assert search_laid_out(flat) == ([], flat)
-    single = search(problem, 64, fixed={"pp": 1})
-    assert search_laid_out(single) == ([], single)
+    for fixed in ({"tp": 1, "pp": 4, "vpp": 1}, {"pp": 1}):
+        variants, best = search_with_strings(problem, 64, fixed=fixed)
+        assert variants == [] and not best.problem.run.pipeline_layout
+    assert search_with_strings(problem, 64, fixed={"tp": 1}, max_sizes={"pp": 2})[1].best.layouts.splits.pp.max() <= 2
+
+
+def test_the_most_even_chunks_come_first_and_the_rest_only_where_they_may_win(h100_model: CostModel) -> None:
+    """Of 29 layers in 4 stages the string of two chunks of four holds 31 with the ends, one less than the chunks have room."""
+    problem = make_problem(PRIME.replace(num_hidden_layers=29), 8, h100_model, framework="megatron-core")
+    assert set(layouts_of(problem, 4)) > {2, 4}
+    every = {vpp: search(problem.with_run(pipeline_layout=text), 64, fixed={"pp": 4, "vpp": vpp, "tp": 1})
+             for vpp, text in layouts_of(problem, 4).items()}  # fmt: skip
+    fastest = min(float(one.best.times.seconds[0]) for one in every.values())
+    found = search_with_strings(problem, 64, fixed={"pp": 4, "tp": 1})[1]
+    assert float(found.best.times.seconds[0]) == fastest
