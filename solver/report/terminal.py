@@ -78,7 +78,7 @@ def show_search(
     console.print(breakdown(result.best, 0))
     around = neighbours(result.problem, result.best.layouts.strategy(0, result.problem.run))
     console.print(Text("\n".join([standing(around), *kept_out(around)[:_STEPS]])))
-    console.print(_searched(result))
+    console.print(_searched(result, [one.best for one in variants if one.best]))
 
 
 def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> str:
@@ -279,7 +279,8 @@ def _memory(solutions: Solutions, index: int) -> Text:
     )
 
 
-def _searched(result: SearchResult) -> Group:
+def _searched(result: SearchResult, all_searches: Sequence[BestLayout]) -> Group:
+    """Return how many layouts were searched, and in how many searches, and why others were left out."""
     rejected = {reason: n for reason, n in result.rejected.most_common() if n}
     too_large = rejected.pop(DOES_NOT_FIT, 0)
     table = Table("splits", "not enumerated because", title="Splits of ranks or batch that were left out", title_justify="left")
@@ -290,6 +291,11 @@ def _searched(result: SearchResult) -> Group:
         f"searched {result.layouts_estimated:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s): "
         f"{result.feasible:,} fit, {too_large:,} do not fit in memory"
     )
+    if len(all_searches) > 1:
+        layouts, seconds_ = (
+            sum(getattr(one, name) for one in all_searches) for name in ("layouts_estimated", "search_seconds")
+        )
+        searched.append(f"; all {len(all_searches)} searches: {layouts:,} layouts in {seconds_:.2f} s")
     return Group(searched, table) if rejected else Group(searched)
 
 

@@ -15,7 +15,7 @@ from solver.step.memory import FITS
 class BestLayout:
     """The fastest layout of a search, without the tables that it was estimated from, of which a thousand do not fit in memory.
 
-    tgs: tokens per GPU per second. memory: peak bytes on the device. layouts_estimated, fixed: of the search.
+    tgs: tokens per GPU per second. memory: peak bytes on the device. layouts_estimated, search_seconds, fixed: of the search.
     """
 
     layout: Strategy
@@ -23,6 +23,7 @@ class BestLayout:
     tgs: float
     memory: float
     layouts_estimated: int
+    search_seconds: float
     fixed: Mapping[str, Any]
 
     @classmethod
@@ -30,7 +31,7 @@ class BestLayout:
         best = result.best
         return cls(
             best.layouts.strategy(0, result.problem.run), float(best.times.seconds[0]), float(best.tgs[0]),
-            float(best.memory.device[0]), result.layouts_estimated, result.fixed,
+            float(best.memory.device[0]), result.layouts_estimated, result.seconds, result.fixed,
         )  # fmt: skip
 
 
