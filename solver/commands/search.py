@@ -64,9 +64,10 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     max_sizes = {name: size for name in LIMITED if (size := getattr(args, f"max_{name}")) is not None}
     if args.search is not None:
         left = {"schedule", *Division._fields} if inputs is not whole else set()  # what a layout string of its own replaced
-        # InternEvo writes -1 for as many as there are
-        stated = [name for name, value in config.layout.items() if value != -1 and name not in left]
-        fixed = fixed_but(parse_varied(args.search), fixed, _written(whole.problem, config, fixed), stated)
+        own = _written(whole.problem, config, fixed)
+        left |= {"zero_shard_size"} if own.zero_shard_size == own.replicas else set()  # which follow from the other sizes
+        stated = [name for name in config.layout if name not in left]
+        fixed = fixed_but(parse_varied(args.search), fixed, own, stated)
     problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:

@@ -1,7 +1,8 @@
-"""What is said of the files that a layout is written to."""
+"""What is said of the files that a layout is written to, and what a search around one keeps of it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,14 @@ def test_settings_that_a_written_file_lacks_are_named(tmp_path: Path, more: str,
     said = capsys.readouterr().out.replace("\n", " ")
     line = "not carried over from mine.sh, which trains otherwise without them: --clip-grad, --weight-decay"
     assert (line in said) == bool(more) and "--weight-decay" not in (tmp_path / "out.sh").read_text()
+
+
+def test_the_ranks_that_states_are_sharded_over_follow_the_sizes_that_are_searched(tmp_path: Path) -> None:
+    """--use-distributed-optimizer names no number of ranks: with another tp others share a rank's parameters."""
+    script, out = tmp_path / "mine.sh", tmp_path / "out.json"
+    script.write_text(SCRIPT.format(more="--use-distributed-optimizer"))
+    for options, tp in ((["--search", "tp"], 1), (["--fix", "tp=4", "--search", "cp"], 4)):
+        assert main(["search", "--config", str(script), *options, "--no-timing", "--json", str(out), "--top", "1000"]) == 0
+        found = [one["layout"] for one in json.loads(out.read_text())["best"]]
+        assert {one["zero"] for one in found} == {1} and tp in {one["tp"] for one in found}
+        assert all(one["zero_shard_size"] <= one["dp"] * one["cp"] for one in found)
