@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.corrections import Corrections
 from predictor.estimate import Basis, Estimate
-from predictor.network.as_found import FOUND_STD, PROBE_BYTES, AsFound, bus_bandwidth, found_network
+from predictor.network.as_found import FOUND_STD, LINKS_ALIKE, PROBE_BYTES, AsFound, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import CALL_SECONDS, ExpertExchangeModel
 from predictor.network.leaf_switches import LeafSwitches
@@ -61,9 +61,12 @@ class NetworkCosts:
             # one all-reduce was stated: other ops, sizes and latencies are taken to be as much slower, but not as much faster
             slower = self.as_found.link_slowdown if op == "all_reduce" else max(self.as_found.link_slowdown, 1.0)
             seconds = np.where(far, seconds, seconds * slower)
-            std = np.where(far, alone.relative_std, np.hypot(alone.relative_std, FOUND_STD))
-            basis = np.where(far, alone.basis, np.maximum(alone.basis, np.int8(Basis.EXTRAPOLATED))).astype(np.int8)
-            alone = alone._replace(relative_std=std, basis=basis)
+            added = self.as_found.link_std  # they may differ by as much as the all-reduce differs from the profile's
+            std = np.where(far, alone.relative_std, np.hypot(alone.relative_std, added))
+            alone = alone._replace(relative_std=std)
+            if added > LINKS_ALIKE:
+                basis = np.where(far, alone.basis, np.maximum(alone.basis, np.int8(Basis.EXTRAPOLATED))).astype(np.int8)
+                alone = alone._replace(basis=basis)
         if self.as_found.network is not None and self.as_found.network.is_reached:
             std = np.where(far, np.minimum(alone.relative_std, FOUND_STD), alone.relative_std)
             alone = alone._replace(relative_std=std)
