@@ -96,7 +96,5 @@ def _flags(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, 
     if layout.tp > 1 and layout.tp_mode == "msp":
         words = "not overlapped" if layout.tp_comm_overlap else "overlapped"
         yield f"tensor-parallel communication is {words}", {"tp_comm_overlap": not layout.tp_comm_overlap}
-    if not layout.launch_blocking:
-        yield "every launch waits for the last (CUDA_LAUNCH_BLOCKING)", {"launch_blocking": True}
-    if not problem.checks_collectives:
+    if problem.framework.scripts_check_collectives and not problem.checks_collectives:  # of others nobody debugs a whole run
         yield "torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)", {"collective_checks": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -130,14 +131,15 @@ def test_links_that_are_found_as_predicted_are_no_less_certain(h100_model: CostM
     plain = h100_model.network
     seconds = float(plain.collectives.predict("all_reduce", PROBE_BYTES, 8, 1).seconds)
     nominal = bus_bandwidth(seconds, PROBE_BYTES, 8)
-    before = plain.collective("all_gather", GB, 8, 1)
+    size = 2.0**24
+    before = plain.collective("all_gather", size, 8, 1)
     for share, added, changed in (
         (1.0, 0.0, False),
         (0.97, math.log(1 / 0.97), False),
         (0.9, math.log(1 / 0.9), True),
         (0.5, FOUND_STD, True),
     ):
-        after = plain.with_found_network(16, 8, None, share * nominal).collective("all_gather", GB, 8, 1)
+        after = plain.with_found_network(16, 8, None, share * nominal).collective("all_gather", size, 8, 1)
         assert float(after.relative_std) == pytest.approx(math.hypot(float(before.relative_std), added), rel=1e-9)
         assert (after.basis != before.basis) == changed
         assert float(after.seconds) > float(before.seconds) * 0.999
