@@ -12,7 +12,7 @@ from solver.formats.export import check_export
 from solver.formats.logs.step_log import read_observation
 from solver.options.batch import batch_or_default
 from solver.options.inputs import Inputs, load_inputs
-from solver.options.writing import tell_not_expressed, write_layout
+from solver.options.writing import why_not_expressed, write_layout
 from solver.report.health import health
 from solver.report.output import (
     balanced_dict,
@@ -49,13 +49,15 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     measured = read_observation(args.health, strategies[0], inputs.profile.name) if args.health else None
     findings = health(solutions, 0, measured) if measured else []
     chosen = balanced(solutions, 0) if args.balance else None
-    show_single(console, solutions, inputs.said, inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys()))
+    own = args.config is not None and args.config.suffix != ".json" and not chosen  # its framework's own file states it
+    unstated = "" if own else why_not_expressed(args, chosen.solutions if chosen else solutions)
+    notes = inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys())
+    show_single(console, solutions, inputs.said, notes, unstated)
     if chosen:
         console.print(balance_text(chosen))
     if args.health:
         show_health(console, findings)
-    own = args.config is not None and args.config.suffix != ".json" and not chosen  # its framework's own file states it
-    untold = {} if own else tell_not_expressed(args, chosen.solutions if chosen else solutions, console)
+    untold = {"not_expressed": unstated} if unstated else {}
     if args.json:
         whole = problem_dict(solutions, inputs.said) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
         whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})

@@ -20,7 +20,7 @@ from solver.options.axes import check_constants, parse_constant_axes, parse_cons
 from solver.options.batch import searched_batch
 from solver.options.inputs import Inputs
 from solver.options.terminal_run import progress_bar
-from solver.options.writing import tell_not_expressed, write_layout
+from solver.options.writing import why_not_expressed, write_layout
 from solver.report.decision import decision_of_search
 from solver.report.describe import describe
 from solver.report.html import write_report
@@ -87,11 +87,13 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     others_said = (_own_layout(whole, result, sequences), _with_overlap(result, sequences))
     hints = (balance, *others_said) if chosen else (*others_said, balance)
     remarks += [line for line in hints if line] + ([] if args.also else _with_settings(result))
+    unstated = why_not_expressed(args, answer)
+    remarks = [unstated] * bool(unstated) + remarks
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:
         console.print(balance_text(chosen))
     found = inputs.plain | {"remarks": remarks} | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
-    found |= tell_not_expressed(args, answer, console)
+    found |= {"not_expressed": unstated} if unstated else {}
     _write_search(args, result, inputs.said, found, console)
     write_layout(args, answer, inputs.config, console)
 

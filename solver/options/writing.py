@@ -24,16 +24,12 @@ from solver.step.memory import FITS
 from solver.step.solutions import Solutions
 
 
-def tell_not_expressed(args: argparse.Namespace, solutions: Solutions, console: Console) -> dict[str, str]:
-    """Say where no file of its framework states the first layout, unless one is asked for; return that for JSON."""
+def why_not_expressed(args: argparse.Namespace, solutions: Solutions) -> str:
+    """Return why no file of its framework states the first layout, or "": also where one is asked for, which then says so."""
     problem = solutions.problem
     if args.export:
-        return {}
-    run = solutions.layouts.strategy(0, problem.run)
-    why = not_expressed(problem.model, run, problem.cluster.gpus_per_node)
-    if why:
-        console.print(why, markup=False)
-    return {"not_expressed": why} if why else {}
+        return ""
+    return not_expressed(problem.model, solutions.layouts.strategy(0, problem.run), problem.cluster.gpus_per_node)
 
 
 _SHOWN = 12  #: settings of a config that a file does not carry over are named, up to so many

@@ -147,10 +147,12 @@ def _constant(name: str, value: Any, best: BestLayout | None) -> str:
     return "" if idle else str(value)
 
 
-def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:
-    """Print the report of one explicit layout. notes: as for a search."""
+def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "", remark: str = "") -> None:
+    """Print the report of one explicit layout. notes: as for a search. remark: on whether its framework runs it."""
     console.print(heading(solutions, profile, notes))
     console.print(verdict_text(solutions))
+    if remark:
+        console.print(remark, style="bold", markup=False)
     console.print(solutions_table("The config's layout", [(solutions, 0)]))
     console.print(_LEGEND)
     console.print(breakdown(solutions, 0))
