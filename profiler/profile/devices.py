@@ -187,6 +187,10 @@ def _sources(values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+#: The most that chips multiply in a narrower format over 16 bits: twice in 8 bits and six times in 4 (GB300), with room.
+_MOST_OVER_HALF = {"fp8": 4.2, "mxfp8": 4.2, "nvfp4": 12.5}
+
+
 def _check(device: Device) -> None:
     """Refuse figures that cannot all be true of one chip."""
     for narrow, wide in _NARROWER.items():
@@ -201,6 +205,12 @@ def _check(device: Device) -> None:
         raise InputError(
             f"peak_tflops of bf16 is {both[0] / 1e12:g} and of fp16 {both[1] / 1e12:g}; rates in 16 bits are alike: state one"
         )
+    for narrow, most in _MOST_OVER_HALF.items():
+        if (times := device.peak_flops.get(narrow, 0.0) / half) > most:
+            raise InputError(
+                f"peak_tflops of {narrow} is {times:.3g} times that in 16 bits, where chips do at most {most:g} times as much: "
+                "one of the two is wrong, or stated with sparsity"
+            )
     each, (least, most) = half / 1e12 / device.num_sms, _PER_UNIT
     if not least <= each <= most:
         raise InputError(

@@ -149,6 +149,15 @@ def _sparse_peak(own: Device, beside: str) -> float:
     return ratio if ratio >= _SPARSE else 0.0
 
 
+def _two_way_links(own: Device, beside: str) -> str:
+    """Return the known device of the architecture whose links, the fastest of it, carry half as much; "" without one."""
+    if not beside:
+        return ""
+    alike = [sheet.device for sheet in DATASHEETS.values() if sheet.architecture == DATASHEETS[beside].architecture]
+    fastest = max(alike, key=lambda device: device.link_bandwidth)
+    return fastest.name if abs(own.link_bandwidth / fastest.link_bandwidth / 2 - 1) < 0.1 else ""
+
+
 #: Words for Derivation.similarity.
 _SHARED = {"architecture": "of the same generation", "vendor": "of another generation", "": "of another vendor"}
 
@@ -180,6 +189,8 @@ def _said(profile: Profile) -> str:
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
     if ratio := _sparse_peak(own, made.power_beside):
         limited += f"; its 16-bit peak is {ratio:.1f} times the highest of its architecture: is it without sparsity?"
+    if two_way := _two_way_links(own, made.power_beside):
+        limited += f"; its link_gb_s is twice that of {two_way}: is it one direction's?"
     if profile.name in shipped_profiles():
         limited += f"; what was measured on it is --profile {profile.name}, with its own sustained clocks"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""

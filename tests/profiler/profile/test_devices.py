@@ -185,6 +185,22 @@ def test_power_counts_beside_the_nearest_device_of_the_architecture(tmp_path: Pa
             read_datasheet(Path(device_file(path, **changes)))
 
 
+def test_links_that_are_stated_both_ways_are_named(tmp_path: Path) -> None:
+    beside = find_profile("h100_sxm")[0]
+    for gb_s, asked in ((900, True), (450, False), (1800, False)):
+        _, said = as_device(beside, device_file(tmp_path / "mine.json", link_gb_s=gb_s))
+        assert ("its link_gb_s is twice that of NVIDIA" in said and said.endswith(": is it one direction's?")) is asked
+
+
+@pytest.mark.parametrize(("narrow", "times"), [("fp8", 16), ("fp8", 4.5), ("mxfp8", 5), ("nvfp4", 16)])
+def test_narrow_formats_are_not_many_times_as_fast(narrow: str, times: float, tmp_path: Path) -> None:
+    peaks = {"bf16": 989.0, "fp8": 1978.0, narrow: times * 989.0}
+    with pytest.raises(
+        InputError, match=rf"peak_tflops of {narrow} is {times:g} times that in 16 bits, where chips do at most"
+    ):
+        read_datasheet(Path(device_file(tmp_path / "mine.json", peak_tflops=peaks)))
+
+
 def test_a_peak_that_is_stated_with_sparsity_is_named(tmp_path: Path) -> None:
     peaks = {dtype: 2 * peak for dtype, peak in H100["peak_tflops"].items()}
     _, said = as_device(find_profile("h100_sxm")[0], device_file(tmp_path / "mine.json", peak_tflops=peaks))
