@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from solver.formats.accelerate.config import settings_of_script
+from solver.formats.accelerate.trainer import read_trainer
 from solver.formats.deepspeed.config import read_deepspeed
 from solver.formats.deepspeed.config import settings_of_script as deepspeed_settings
 from solver.formats.file_run import FileRun, Source
+from solver.formats.launch.trainer_script import trainer_at
 from solver.formats.launch.words import program_at, script_words, settings_after
-from solver.formats.megatron.script import read_script
+from solver.formats.megatron.script import HYBRID_PROGRAM, PROGRAM, read_script
 from solver.formats.yaml_files import read_yaml_file
 
 
@@ -20,4 +22,6 @@ def read_script_file(source: Source) -> FileRun:
         return read_yaml_file(settings_after(source, "--config", "an experiment, --config NAME.yaml"))
     if any(word.startswith("--deepspeed") for word in words):
         return read_deepspeed(deepspeed_settings(source))
+    if program_at(words, PROGRAM) is None and program_at(words, HYBRID_PROGRAM) is None and trainer_at(words) is not None:
+        return read_trainer(source)
     return read_script(source)

@@ -9,7 +9,7 @@ of FSDP2 since accelerate 1.11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from profiler.errors import InputError, printable, shown
@@ -74,9 +74,10 @@ def is_accelerate(sections: Section) -> bool:
     return "distributed_type" in sections
 
 
-def read_accelerate(sections: Section, source: Source) -> FileRun:
+def read_accelerate(sections: Section, source: Source, told: Collection[str] = ()) -> FileRun:
     """Return the run of a file: where NAME.sh beside NAME.yaml launches it, with that script's batch and sequence.
 
+    told: arguments of the program that the sections were made of.
     Raises InputError for keys and values that are not known or not modelled, and without a config.json beside it.
     """
     where = str(source.path)
@@ -98,7 +99,7 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
         "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
         "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
     }  # fmt: skip
-    batch, unread, notes, syncs = _launched(sections, source, dtype, sharded)
+    batch, unread, notes, syncs = _launched(sections, source, dtype, sharded, told)
     notes += (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
     if sharded and shards["zero"] and batch.get("num_micro_batches") != 1:
         notes += (SYNC_RELEASES,) if syncs else ()
@@ -145,7 +146,7 @@ _PLACES = {
 
 
 def _launched(
-    sections: Section, source: Source, precision: str, sharded: bool
+    sections: Section, source: Source, precision: str, sharded: bool, told: Collection[str]
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], bool]:
     """Return what the script of the same name states, where there is one, its arguments that are not read, notes, and whether
     it reduces every micro batch's gradients.
@@ -168,7 +169,7 @@ def _launched(
             raise InputError(
                 f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
             )
-    given = arguments(words[at + 1 :], script.path)
+    given = {name: value for name, value in arguments(words[at + 1 :], script.path).items() if name not in told}
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     batch, unread = trainer_fields(given, precision, script.path, words[at])

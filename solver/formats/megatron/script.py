@@ -59,8 +59,8 @@ def _program(words: Sequence[str], path: Path) -> tuple[str, int]:
     if at is None:
         raise InputError(
             f"{path}: it launches none of the programs that are read: {PROGRAM} or {HYBRID_PROGRAM} of Megatron-LM by "
-            "torchrun, srun or mpirun, run_clm.py of transformers by accelerate launch --config_file or with --deepspeed, "
-            "primus-cli"
+            "torchrun, srun or mpirun, run_clm.py or another program around transformers' trainer by accelerate launch "
+            "--config_file, by torchrun or with --deepspeed, primus-cli"
         )
     if program_at(words[at + 1 :], program) is not None:
         raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")

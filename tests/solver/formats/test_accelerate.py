@@ -341,3 +341,69 @@ def test_a_program_that_is_not_the_trainer_s_is_named(tmp_path: Path) -> None:
     ]
     known = load(tmp_path, TEMPLATE, "accelerate launch --config_file run.yaml src/train.py --cutoff_len 2048\n")
     assert known.layout["seq_len"] == 2048
+
+
+BY_TORCHRUN = (
+    "torchrun --nnodes 2 --nproc-per-node 8 train.py --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--max_seq_length 2048 --bf16 "
+)
+
+
+def started(folder: Path, arguments: str) -> RunConfig:
+    (folder / "config.json").write_text(Path("configs/models/llama3_8b.json").read_text())
+    (folder / "launch.sh").write_text(BY_TORCHRUN + arguments)
+    return load_run_config(folder / "launch.sh")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy", "more"),
+    [
+        ("--fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer", "FULL_SHARD", ""),
+        (
+            "--fsdp 'shard_grad_op auto_wrap' --fsdp_config fsdp.json",
+            "SHARD_GRAD_OP",
+            "  fsdp_activation_checkpointing: true\n",
+        ),
+        ("--fsdp 'hybrid_shard auto_wrap'", "HYBRID_SHARD", ""),
+    ],
+)
+def test_a_trainer_that_torchrun_starts_shards_as_accelerates_settings_say(
+    arguments: str, strategy: str, more: str, tmp_path: Path
+) -> None:
+    """The trainer makes accelerate's settings of its own arguments: the same run as with the YAML that states them."""
+    there = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "backward_prefetch": "backward_pre",
+             "limit_all_gathers": True, "activation_checkpointing": True}  # fmt: skip
+    (tmp_path / "fsdp.json").write_text(json.dumps(there))
+    settings = TEMPLATE.replace("fsdp_sharding_strategy: FULL_SHARD\n", f"fsdp_sharding_strategy: {strategy}\n{more}")
+    expected = load(tmp_path, settings).layout
+    found = started(tmp_path, arguments)
+    assert {**found.layout, "seq_len": 2048} == expected and found.gpus_per_node == 8
+    assert found.layout["framework"] == "fsdp" and found.layout["zero_shard_size"] == (8 if "hybrid" in arguments else 16)
+
+
+def test_a_trainer_that_torchrun_starts_without_fsdp_is_ddp(tmp_path: Path) -> None:
+    found = started(tmp_path, "--gradient_checkpointing").layout
+    assert (found["framework"], found["zero"], found["dp"], found["recompute"]) == ("pytorch-ddp", 0, 16, "full")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--fsdp full_shard", "--fsdp needs auto_wrap"),
+        ("--fsdp 'full_shard auto_wrap' --fsdp_min_num_params 100000", "--fsdp needs auto_wrap, and no least number"),
+        ("--fsdp 'full_shard auto_wrap offload'", "--fsdp with offload is not modelled"),
+        ("--fsdp 'sharded auto_wrap'", "--fsdp is 'sharded auto_wrap'; it must be one of full_shard, shard_grad_op"),
+        ("--fsdp 'full_shard auto_wrap' --fsdp_config none.json", "--fsdp_config none.json is not there"),
+        ("--fsdp 'full_shard auto_wrap' --fsdp_config '{\"version\": 2}'", "--fsdp_config of FSDP2 or XLA is not read"),
+        ("--fsdp_config '{}'", "--fsdp_config changes nothing without --fsdp"),
+    ],
+)
+def test_sharding_of_a_trainer_that_is_refused(arguments: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        started(tmp_path, arguments)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_keys_of_fsdp_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fsdp_shards"):
+        started(tmp_path, "--fsdp 'full_shard auto_wrap' --fsdp_config '{\"shards\": 2}'")
