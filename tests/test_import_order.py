@@ -22,6 +22,8 @@ LEVELS = (
     ("profiler.measure",),
     ("predictor.estimate", "predictor.learned"),
     ("predictor.kernels", "predictor.network"),
+    ("predictor.corrections",),
+    ("predictor.kernel_costs", "predictor.network_costs", "predictor.host_costs"),
     ("predictor.cost_model",),
     ("predictor.derived",),
     ("predictor.fitted",),
