@@ -45,6 +45,6 @@ class CostModel:
         """The same device on a network of ``bandwidth`` bytes/s per accelerator (None: the device's default)."""
         return replace(self, network=replace(self.network, bandwidth=bandwidth or self.device.network_bandwidth))
 
-    def with_flash_version(self, version: int, deterministic: bool = False) -> CostModel:
+    def with_flash_version(self, version: int, deterministic: bool = False, own: bool = True) -> CostModel:
         """The same device under a framework's FlashAttention, as KernelCosts.with_flash_version."""
-        return replace(self, kernels=self.kernels.with_flash_version(version, deterministic))
+        return replace(self, kernels=self.kernels.with_flash_version(version, deterministic, own))

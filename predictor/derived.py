@@ -8,10 +8,11 @@ from dataclasses import replace
 from predictor.corrections import Corrections
 from predictor.cost_model import CostModel
 from predictor.host_costs import HostCosts
-from predictor.kernel_costs import AttentionKernel, KernelCosts
+from predictor.kernel_costs import KernelCosts
 from predictor.kernels.derating import OTHER_LABORATORY, Deratings
 from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES, DeviceUncertainty
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
+from predictor.kernels.flash_generations import AttentionKernel
 from predictor.kernels.gemm_physics import GemmPhysics
 from predictor.network.overlap import contention_on
 from predictor.network_costs import NetworkCosts

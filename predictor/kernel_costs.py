@@ -15,6 +15,7 @@ from predictor.kernels.chunk_scan import chunk_scan
 from predictor.kernels.derating import Deratings
 from predictor.kernels.dtypes import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.flash_generations import AttentionKernel
 from predictor.kernels.fp8_attention import RATIO_STD, fp8_attention_ratio
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -23,25 +24,9 @@ from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.state_space import state_space
 from profiler.profile.profile import Device
 
-#: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
-#: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
-#: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens), 4 over 3
-#: derived, because the instructions of generation 2 take as many cycles on both: cuDNN 9.19 on GB200 over H200, for each
-#: multiprocessor and clock, at 4k to 16k tokens, both passes (1.93 to 2.15; predictor.kernels.fp8_attention has its source).
-FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 2.05}
 #: How much longer a backward pass of attention takes that adds its parts in a fixed order. Published: up to 37.9% fewer FLOPs
 #: per second (arXiv 2601.21824, FlashAttention 3 on H800); assumed: half of that.
 DETERMINISTIC_BACKWARD = 1 / (1 - 0.379 / 2)
-
-
-@dataclass(frozen=True)
-class AttentionKernel:
-    """Which attention kernel runs. generation: the FlashAttention that the fit stands for (0: the device's newest). scale: how
-    much slower the framework's kernel is than that; backward_scale: its backward pass further."""
-
-    generation: int = 0
-    scale: float = 1.0
-    backward_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +106,8 @@ class KernelCosts:
             alone = best._replace(seconds=best.seconds / self.deratings.power_slowdown)
             found = self.measured_attention.instead_of(alone, *shape)
             best = found._replace(seconds=found.seconds * self.deratings.power_slowdown)
-        scale = self.attention_kernel.scale * np.where(backward, self.attention_kernel.backward_scale, 1.0)
+        kernel = self.attention_kernel
+        scale = kernel.scale(seq_q, head_dim, causal) * np.where(backward, kernel.backward_scale, 1.0)
         if dtype:
             keys, dims = mean_keys(seq_q, seq_kv, causal), np.add(head_dim, v_head_dim)
             best = best._replace(relative_std=np.hypot(best.relative_std, RATIO_STD))
@@ -149,16 +135,15 @@ class KernelCosts:
             self.corrections.less_certain(self.memory.predict(kind, size), "memory_bound"), "memory_bound"
         )
 
-    def with_flash_version(self, version: int, deterministic: bool = False) -> KernelCosts:
+    def with_flash_version(self, version: int, deterministic: bool = False, own: bool = True) -> KernelCosts:
         """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best).
 
-        deterministic: its results repeat to the bit.
+        deterministic: its results repeat to the bit. own: as of AttentionKernel.
         """
-        steps = range(version or self.device.flash_version, self.attention_kernel.generation or self.device.flash_version)
-        scale = float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps]))
+        measured = self.attention_kernel.measured
+        behind = tuple(range(version or self.device.flash_version, measured or self.device.flash_version))
         backward = DETERMINISTIC_BACKWARD if deterministic else 1.0
-        kernel = replace(self.attention_kernel, scale=scale, backward_scale=backward)
-        return replace(self, attention_kernel=kernel)
+        return replace(self, attention_kernel=AttentionKernel(measured, behind, own, backward))
 
     def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES:

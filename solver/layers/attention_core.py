@@ -15,6 +15,7 @@ from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, m
 from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
+from solver.spec.alignment import VECTOR
 from solver.spec.recipes import FP32, HALF
 
 ATTENTION_SCORES = "attention_scores"  #: what unfused attention keeps of its scores
@@ -192,7 +193,8 @@ def _split_and_join_copies(shapes: Shapes) -> list[Op]:
 def _unfused_core(shapes: Shapes) -> list[Op]:
     """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash attention).
 
-    Its context parallelism all-gathers keys and values, whatever cp_comm is, because the kernels need them whole.
+    Its context parallelism all-gathers keys and values, whatever cp_comm is, because the kernels need them whole. Products of
+    heads that no vector of 16 bytes divides run without tensor cores, at the rate of fp32 (docs/limits.md).
     """
     run, d, v = shapes.run, shapes.model.qk_head_dim, shapes.model.value_head_dim
 
@@ -202,7 +204,9 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: Layout) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         again = ATTENTION_CORE if phase == FORWARD else ()
-        return Op(name, ATTENTION, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
+        scalar = shapes.element == HALF and (d % VECTOR or v % VECTOR)
+        dtype = "fp32" if scalar else gemm_dtype(shapes, quantised=False)
+        return Op(name, ATTENTION, LINEAR, phase, dims, recomputed_by=again, dtype=dtype)
 
     probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
     forward, backward = (passes * shapes.element for passes in (WIDE_SOFTMAX if wide else (2, 3)))

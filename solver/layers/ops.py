@@ -190,12 +190,14 @@ def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     Source: torch/distributed/_functional_collectives.py (all_gather_tensor with gather_dim, reduce_scatter_tensor with
     scatter_dim); asynchronous tensor parallelism lays its operands out without them.
     """
-    if not shapes.framework.tensor_parallel.copies_sequence or shapes.run.tp_comm_overlap:
+    if not shapes.framework.tensor_parallel.copies_sequence:
         return list(ops)
+    fused = shapes.run.tp_comm_overlap  # all but what no GEMM alone produces
     copies = [
         Op(f"{op.name}.copy", op.module, MEMORY_BOUND, op.phase, {"bytes": 2.0 * op.dims["bytes"]}, count=op.count,
            variant="copy", recomputed_by=op.recomputed_by)
         for op in ops if op.stream == "tp" and op.kind in ("all_gather", "reduce_scatter") and np.any(op.count)
+        and not (fused and op.overlaps_with)
     ]  # fmt: skip
     return [*ops, *copies]
 
@@ -245,6 +247,9 @@ def _column_group(
     """
     everywhere = ~shapes.sequence_split & (shapes.split > 1)
     beside, late = shapes.overlaps_backward_collectives, shapes.exposed_backward
+    # torch's pass fuses a reduce-scatter with the one GEMM that produces its input, and here that is a sum of several
+    # (torch/_inductor/fx_passes/micro_pipeline_tp.py, fuse_matmul_reduce_scatter: "Not matmul")
+    scattered = beside and not (_compiles_overlap(shapes) and len(widths) > 1)
     name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
 
     def under(phase: str, hides: bool) -> tuple[str, ...]:
@@ -268,10 +273,28 @@ def _column_group(
         ),
         *gradient_casts(shapes, name, module, shapes.linear_tokens, sum(widths.values())),
         *weight_casts(shapes, name, module, k * sum(widths.values())),
-        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside), late),
+        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", scattered), late),
+        *(_partial_sums(shapes, name, module, INPUT_GRAD, whole, split) if scattered else []),
         collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside), shapes.exposed_all_reduce),
         collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside), late),
     ]
+
+
+def _compiles_overlap(shapes: Shapes) -> bool:
+    """Return whether tensor parallelism overlaps by torch's compiled pass."""
+    return shapes.run.tp_comm_overlap and shapes.framework.can_run.compiles_tp_overlap
+
+
+def _partial_sums(shapes: Shapes, name: str, module: str, phase: str, whole: Array, where: Array) -> list[Op]:
+    """Return the kernel that sums what all ranks sent of a product, after torch's overlapped reduce-scatter, which is an
+    all-to-all: it reads as much as the whole product and writes a rank's part
+    (torch/distributed/_symmetric_memory, _fused_matmul_reduce_scatter_impl: stacked_partials)."""
+    if not _compiles_overlap(shapes):
+        return []
+    there = np.where(where & (shapes.keys.tp > 1), 1.0, 0.0)
+    dims = {"bytes": whole * shapes.element * (1 + 1 / shapes.keys.tp)}
+    again = WHOLE_LAYER if phase == FORWARD else ()
+    return [Op(f"{name}.partials", module, MEMORY_BOUND, phase, dims, count=there, variant="residual", recomputed_by=again)]
 
 
 def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> list[Op]:
@@ -282,14 +305,15 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
     backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()
-    whole, gemms = shapes.tokens * n, _in_parts(shapes, linear(shapes, name, module, n, k), FORWARD, SCATTERED_PARTS)
+    parts = shapes.keys.tp if _compiles_overlap(shapes) else SCATTERED_PARTS
+    whole, gemms = shapes.tokens * n, _in_parts(shapes, linear(shapes, name, module, n, k), FORWARD, parts)
     return [
         *input_casts(shapes, name, module, shapes.linear_tokens, k, False, normed=False),
         *_in_parts(shapes, gemms, INPUT_GRAD, shapes.keys.tp),
         *gradient_casts(shapes, name, module, shapes.linear_tokens, n, split),
         *weight_casts(shapes, name, module, n * k),
-        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward,
-                      1 / SCATTERED_PARTS),
+        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, 1 / parts),
+        *_partial_sums(shapes, name, module, FORWARD, whole, split),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
         tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward,
                       size=whole * shapes.gathered_element),

@@ -61,7 +61,8 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
     if layout.attention == "flash" and device.flash_version > 2 and not layout.flash_generation:
         second = attention_generation(problem.run, problem.cost) == 2
         version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
-        cost = problem.cost.with_flash_version(version, problem.run.deterministic)
+        own = not framework.kernels.transformer_engine
+        cost = problem.cost.with_flash_version(version, problem.run.deterministic, own)
         yield f"attention is FlashAttention {words}", replace(problem, cost=cost), layout
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")

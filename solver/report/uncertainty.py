@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from predictor.kernel_costs import FLASH_SPEEDUP
+from predictor.kernels.flash_generations import FLASH_SPEEDUP
 from solver.spec.frameworks import names_another
 from solver.spec.frameworks.megatron import GENERIC
 from solver.spec.strategy import Strategy

@@ -172,7 +172,8 @@ def problem_of(model: ModelSpec, run: Run, cluster: Cluster, cost: CostModel) ->
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     rates = {name: rate for name, rate in rates.items() if rate}
     cost = replace(cost, network=network, host=replace(cost.host, rates=rates))
-    return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
+    version, own = attention_generation(run, cost), runs_flash_attention(run)
+    return Problem(model, run, cluster, cost.with_flash_version(version, run.deterministic, own))
 
 
 def _check_format(model: ModelSpec, run: Run, device: Device) -> None:
@@ -194,6 +195,12 @@ def _check_format(model: ModelSpec, run: Run, device: Device) -> None:
         raise InputError(
             f"flash_generation {run.flash_generation} does not run on {device.name}, whose latest is {device.flash_version}"
         )
+
+
+def runs_flash_attention(run: Run) -> bool:
+    """Whether a generation of FlashAttention stands for its own kernels: as stated, or as frameworks without Transformer Engine
+    run them, which may run cuDNN's of that time."""
+    return bool(run.flash_generation) or not framework_of(run.framework).kernels.transformer_engine
 
 
 def attention_generation(run: Run, cost: CostModel) -> int:

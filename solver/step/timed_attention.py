@@ -103,7 +103,8 @@ def with_timed_attention(
 def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:
     """Return the calls that can be timed correctly, with their seconds by the fit of the device's best kernel."""
     columns: dict[str, Any] = dict(made.columns)
-    expected = problem.cost.kernels.flash_attn(**columns).seconds / problem.cost.kernels.attention_kernel.scale
+    slower = problem.cost.kernels.attention_kernel.scale(columns["seq_q"], columns["head_dim"], columns["causal"])
+    expected = problem.cost.kernels.flash_attn(**columns).seconds / slower
     items = (attention_item(target, shape) for shape in made.shapes())
     found = zip(items, expected.tolist(), made.uses.tolist(), strict=True)
     return [Call(item, seconds, uses) for item, seconds, uses in found if item is not None]

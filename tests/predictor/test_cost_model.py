@@ -13,8 +13,10 @@ from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
 from predictor.kernels.derating import Derating, Deratings
+from predictor.kernels.flash_generations import THIRD_OVER_SECOND, TOKENS
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table
+from profiler.profile.profiles import find_profile
 
 #: Two GEMMs of 2 * 64 FLOPs for each of 32 * 33 / 2 pairs and each of 4 heads.
 ATTENTION = 4 * 528 * 2 * 2 * 64 * FLOP
@@ -27,13 +29,35 @@ CALL = (1, 32, 32, 4, 4, 64, 64)
     [(3, 0, 1), (3, 3, 1), (3, 2, 1.6), (3, 1, 1.75 * 1.6), (2, 1, 1.75), (2, 2, 1), (2, 3, 1), (4, 2, 1.6 * 2.05)],
 )
 def test_older_generations_of_flash_attention_take_longer(best: int, framework: int, slower: float) -> None:
+    """Of another kernel that a generation stands for; that of 2 itself depends on the shape (below)."""
     cost = toy_cost(device=replace(DEVICE, flash_version=best))
     assert cost.kernels.flash_attn(*CALL).seconds == pytest.approx(ATTENTION, rel=1e-12)
-    assert cost.with_flash_version(framework).kernels.flash_attn(*CALL).seconds == pytest.approx(slower * ATTENTION, rel=1e-12)
+    assert cost.with_flash_version(framework, own=False).kernels.flash_attn(*CALL).seconds == pytest.approx(
+        slower * ATTENTION, rel=1e-12
+    )
+
+
+def test_how_much_slower_flash_attention_2_is_depends_on_heads_and_length() -> None:
+    """The published bars by width, mask and tokens, as they ship with the H100 profile."""
+    rows = find_profile("h100_sxm")[0].table("flash_attn")
+    bars = rows.where(np.char.find(rows["source"], "flash3_fp16_fwd.png") >= 0)
+    for (dims, causal), ratios in THIRD_OVER_SECOND.items():
+        for tokens, ratio in zip(TOKENS, ratios, strict=True):
+            alike = bars.where((bars["head_dim"] == dims) & (bars["causal"] == causal) & (bars["seq_q"] == tokens))
+            second, third = (alike["seconds"][alike["kernel"] == kernel] for kernel in ("fa2", "fa3"))
+            assert float(second[0] / third[0]) == pytest.approx(ratio, abs=0.006), (dims, causal, tokens)
+    kernel = toy_cost(device=replace(DEVICE, flash_version=3)).with_flash_version(2).kernels.attention_kernel
+    assert (
+        kernel.scale(2048, 128, True) == 1.75
+        and kernel.scale(100, 64, False) == 1.18
+        and kernel.scale(2**20, 256, True) == 1.84
+    )
+    between = kernel.scale(np.array([4096 * 2**0.5]), 128, False)
+    assert between == pytest.approx((1.73 + 1.75) / 2)
 
 
 def test_only_the_backward_pass_of_attention_is_slower_where_it_is_deterministic() -> None:
-    found = toy_cost(device=replace(DEVICE, flash_version=3)).with_flash_version(2, deterministic=True)
+    found = toy_cost(device=replace(DEVICE, flash_version=3)).with_flash_version(2, deterministic=True, own=False)
     both = found.kernels.flash_attn(*(np.array([value] * 2) for value in CALL), backward=np.array([False, True])).seconds
     assert both[0] == pytest.approx(1.6 * ATTENTION, rel=1e-12)
     # half of the published loss of 37.9%

@@ -230,7 +230,7 @@ def test_an_older_attention_takes_longer_on_a_chip_of_the_same_architecture() ->
         chip = replace(sheet, architecture=architecture, device=replace(sheet.device, flash_version=version))
         return float(on(chip).with_flash_version(0).kernels.flash_attn(*call).seconds)
 
-    assert attention(2) == pytest.approx(1.6 * attention(3), rel=1e-9)  # the kernels were measured with the third
+    assert attention(2) == pytest.approx(1.82 * attention(3), rel=1e-9)  # the kernels were measured with the third
     assert attention(KERNELS_FLASH) == attention(4) == attention(3)
     assert attention(2, "another") == attention(3, "another"), "its newest is taken to suit it as well"
 

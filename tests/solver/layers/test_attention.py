@@ -88,6 +88,17 @@ def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
     assert {op.dtype for op in plain.ops if op.kind == "linear"} == {"fp32"}
 
 
+@pytest.mark.parametrize(("dims", "dtype"), [(64, "bf16"), (96, "bf16"), (108, "fp32"), (150, "fp32")])
+def test_heads_that_no_vector_divides_are_multiplied_without_tensor_cores(dims: int, dtype: str) -> None:
+    """Eight 16-bit numbers are the 16 bytes that tensor cores load at once."""
+    model = TINY.replace(head_dim=dims)
+    cluster, layout = cluster_of(DEVICE), toy_layout(1, 4096, framework="megatron-lm", attention="unfused")
+    ops = [
+        op for op in layer_program(layer_keys("mtp"), model, layout, cluster).ops if op.name.startswith(("scores", "context"))
+    ]
+    assert len(ops) >= 4 and {op.dtype for op in ops} == {dtype}
+
+
 def test_gemms_of_scores_and_context() -> None:
     # per head, 8 of them: scores Q K^T, context P V; backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q. A second factor
     # that is read transposed is TN (0), one that is not NN (1), a first one that is read transposed NT (2)

@@ -127,9 +127,29 @@ def test_torchs_collectives_copy_along_the_sequence() -> None:
         ("wo.all_gather", "input_grad"), ("w1.all_gather", "forward"), ("w1.reduce_scatter", "input_grad"),
         ("w2.reduce_scatter", "forward"), ("w2.all_gather", "input_grad"))}  # fmt: skip
     assert copies() == dict.fromkeys(both, whole)
-    assert not copies(tp_comm_overlap=True, compile=True)
+    # torch's pass fuses all but the reduce-scatters whose input several GEMMs make: q, k and v, and gate and up
+    summed = {"wq.reduce_scatter.copy.input_grad", "w1.reduce_scatter.copy.input_grad"}
+    assert copies(tp_comm_overlap=True, compile=True) == dict.fromkeys(summed, whole)
     others = ops_of("msp", 2, framework="megatron-core").values()
     assert not any(op.name.endswith(".copy") and np.any(op.count) for op in others)
+
+
+def test_torchs_overlapped_reduce_scatter_is_an_all_to_all_and_a_sum() -> None:
+    """In as many parts as ranks, of which the last has nothing beside it; a kernel sums what came: whole x (1 + 1 / tp)."""
+    ops = ops_of(
+        "msp", np.array([1, 2, 4]), framework="torchtitan-2025-06", precision="bf16", tp_comm_overlap=True, compile=True
+    )
+    whole = 32 * 64 * 2
+    for name in ("wo", "w2"):
+        sums = ops[f"{name}.partials.forward"]
+        assert sums.dims["bytes"].tolist() == [2 * whole, 1.5 * whole, 1.25 * whole] and sums.count.tolist() == [0, 1, 1]
+        assert ops[f"{name}.reduce_scatter.forward"].exposed_share.tolist() == [1, 1 / 2, 1 / 4]
+        assert ops[f"{name}.reduce_scatter.forward"].overlaps_with == (f"{name}.forward",)
+    for name in ("wq", "w1"):  # their input gradients are sums of several products, which the pass does not fuse
+        assert not ops[f"{name}.reduce_scatter.input_grad"].overlaps_with
+        assert f"{name}.partials.input_grad" not in ops
+    of_nemo = ops_of("msp", np.array([1, 2, 4]), framework="nemo-25", precision="bf16", tp_comm_overlap=True)
+    assert not any(".partials" in label for label in of_nemo)
 
 
 def test_gemms_beside_an_all_reduce_run_whole() -> None:
