@@ -118,7 +118,7 @@ def test_runs_that_agree_outweigh_the_uncertainty_before_them(number: int, cases
     """All half as long again: six standard deviations of the uncertainty before, but nothing that only some runs have."""
     lesson = learn(measured_as(cases[:number], cost_models, factors(step=1.5)), cost_models, "mine.json")
     assert lesson.learned.factor("step") == pytest.approx(1.5, rel=0.04)
-    assert lesson.held_out.median_before == pytest.approx(1 / 3, rel=1e-6) and lesson.held_out.median_after < 0.015
+    assert lesson.held_out.median_before == pytest.approx(1 / 3, rel=1e-6) and lesson.held_out.median_after < 0.02
     assert lesson.learned.noise == pytest.approx(LAYOUT_STD)
 
 
