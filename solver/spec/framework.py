@@ -38,6 +38,8 @@ class Framework:
     example_vocab: int = 0
     #: The linears of a measured run's model without gates that states no biases have them, by the release's default.
     linear_bias: bool = False
+    #: Embedding and head of such a model are one table where it does not say.
+    tied_embeddings: bool = False
     #: Gradients of fp16 runs have 16 bits, where the flags say fp32 of bf16 ones (Megatron-LM's arguments.py).
     narrow_fp16_gradients: bool = False
     can_run: CanRun

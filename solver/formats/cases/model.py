@@ -49,10 +49,8 @@ def model_of_case(config: dict[str, Any], framework: Framework, assumptions: lis
         assumptions.append("moe_intermediate_size: intermediate_size (no layer is dense)")
     read = model_of_config if foreign else model_from_keys
     found = read({key: value for key, value in config.items() if key not in unread}, "model")
-    stated = foreign or any("bias" in key for key in config)
-    if framework.linear_bias and not (stated or found.gated_mlp or found.is_mixture_of_experts):
-        found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
-        assumptions.append("bias: of all linears")
+    if not (foreign or found.gated_mlp or found.is_mixture_of_experts):
+        found = _as_by_default(found, config, framework, assumptions)
     found = with_facts(found, config, framework.family, assumptions)
     if (trained := as_trained(found, framework)) != found:
         found = trained
@@ -62,6 +60,19 @@ def model_of_case(config: dict[str, Any], framework: Framework, assumptions: lis
             f"model {found.name}: its keys do not say which layers are no attention (layer_types, linear_*, mamba_*)"
         )
     return found
+
+
+def _as_by_default(
+    model: ModelSpec, config: Mapping[str, Any], framework: Framework, assumptions: list[str]
+) -> ModelSpec:  # fmt: skip
+    """Return a model without gates as its framework builds it where its keys say nothing."""
+    if framework.linear_bias and not any("bias" in key for key in config):
+        model = model.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
+        assumptions.append("bias: of all linears")
+    if framework.tied_embeddings and "tie_word_embeddings" not in config:
+        model = model.replace(tie_word_embeddings=True)
+        assumptions.append("tie_word_embeddings: true")
+    return model
 
 
 def _all_experts_stated(config: Mapping[str, Any]) -> bool:

@@ -134,7 +134,7 @@ def taken_to_train(program: str) -> tuple[str, ...]:
         return ()
     return (
         f"{program} is taken to train all weights of a causal language model with transformers' trainer, whose arguments it is "
-        "given",
+        "given, on full sequences: where it pads shorter ones or does not pack them, steps are shorter",
     )
 
 

@@ -41,6 +41,7 @@ MEGATRON_DEEPSPEED = Framework(
         offloads=("optimizer", "gradients"),  # zero_optimization.offload_optimizer
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
+    tied_embeddings=True,
     # its MixedFusedLayerNorm is Apex's FusedLayerNorm
     kernels=Kernels(dropout=True, bias_apart=True, norm_gradient="norm_grad_apex", launch_seconds=OWN_LAYERS_LAUNCH),
     tensor_parallel=TensorParallel(regathers_input=False),
@@ -131,6 +132,7 @@ TRANSFORMERS_DEEPSPEED = MEGATRON_DEEPSPEED.derive(
         "linear_attention": True,
     },
     linear_bias=False,
+    tied_embeddings=False,
     kernels={name: getattr(FSDP.kernels, name) for name in Kernels.__dataclass_fields__},
     tensor_parallel={"vocab_parallel_loss": False},
     data_parallel={"accumulating_gemms": False, "buckets_by_hidden": True},  # what its trainer fills in for "auto"

@@ -42,6 +42,7 @@ MEGATRON_LM_2023 = Framework(
         recomputes_groups=True,  # --recompute-num-layers with the method uniform
     ),
     linear_bias=True,  # --disable-bias-linear is off
+    tied_embeddings=True,  # --untie-embeddings-and-output-weights is off
     narrow_fp16_gradients=True,  # --accumulate-allreduce-grads-in-fp32 is off, and forced for bf16 only
     # --attention-dropout and --hidden-dropout default to 0.1; core/tensor_parallel/layers.py: output + bias
     kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),

@@ -13,6 +13,7 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     aliases=("megatron-lm (zero-bubble",),
     # examples/pretrain_zbh1.sh: a SentencePiece model; the names of the paper's models (14.6B, 28.3B) leave it about 32,000
     example_vocab=32000,
+    tied_embeddings=False,  # examples/pretrain_zero_bubble.sh: --untie-embeddings-and-output-weights
     flags={
         "attention": "unfused",
         "p2p_overlap": False,  # examples/pretrain_zero_bubble.sh: --no-overlap-p2p-communication

@@ -15,6 +15,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     family="nemo",
     aliases=("nemo", "megascale"),
     linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
+    tied_embeddings=False,
     # Transformer Engine 1; no optimizer asks for the precision-aware one beside offload
     memory={"original_inputs": False, "dummy_gradients": False, "offloads_master": False, "keeps_wide_gradients": False},
     flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode

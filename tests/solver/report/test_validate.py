@@ -86,6 +86,25 @@ def test_layers_that_do_not_divide_into_chunks_are_dealt(layers: int, vpp: int, 
         assert sum(chunk_layers(assigned)) == layers
 
 
+@pytest.mark.parametrize(
+    ("model", "framework", "tied"),
+    [
+        ({"gated_mlp": False}, "megatron-lm 2023", True),
+        ({"gated_mlp": False}, "megatron-deepspeed", True),
+        ({"gated_mlp": False}, "megatron-lm (zero-bubble fork)", False),  # its examples untie them
+        ({"gated_mlp": False}, "nemo 24.09", False),
+        ({"gated_mlp": False}, "fsdp", False),
+        ({"gated_mlp": True}, "megatron-lm 2023", False),  # Llama's
+        ({"gated_mlp": False, "tie_word_embeddings": False}, "megatron-lm 2023", False),
+    ],
+)
+def test_tables_are_one_where_megatron_ties_them(model: dict[str, Any], framework: str, tied: bool) -> None:
+    """--untie-embeddings-and-output-weights is off by default; what is stated stands."""
+    found = case_of({**CASE, "model": {**MODEL, **model}, "run": {**CASE["run"], "framework": framework}})
+    assert found.model is not None and found.model.tie_word_embeddings is tied
+    assert ("tie_word_embeddings: true" in found.assumptions) == tied
+
+
 def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
     # Megatron-LM: unless --disable-bias-linear; a gated MLP belongs to a model without, and what is stated stands
     for model, framework, expected in (
