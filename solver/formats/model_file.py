@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest, shown
 from profiler.text_file import json_object, read_text
 from solver.formats.file_run import Source, model_path
 from solver.formats.hugging_face.model import MARKS, model_of_config
@@ -49,6 +49,15 @@ def shipped_model(name: str) -> ModelSpec:
     """Return the model of ``configs/models``."""
     path = CONFIGS / "models" / f"{name}.json"
     return json_model(json_object(read_text(path, WHAT, MAX_BYTES), path), path)
+
+
+def shipped_keys(name: str) -> dict[str, Any]:
+    """Return the keys of a model of ``configs/models``. Raises InputError for a name that none there has."""
+    if name not in shipped_models():
+        known = ", ".join(shipped_models())
+        raise InputError(f"no shipped model is called {shown(name)}{closest(name, shipped_models())}; there are {known}")
+    path = CONFIGS / "models" / f"{name}.json"
+    return {key: value for key, value in json_object(read_text(path, WHAT, MAX_BYTES), path).items() if key != "notes"}
 
 
 @cache

@@ -328,6 +328,7 @@ def test_an_impossible_case_is_skipped_with_its_reason(tmp_path: Path) -> None:
      ('{"id": "x"}\n', "hardware is missing"),
      ("\n\n", "no case"), ("5\n", "line 1: a case needs id"),
      (json.dumps({**CASE, "model": 5}) + "\n", "model is 5; it must be an object"),
+     (json.dumps({**CASE, "model": "llama3_70"}) + "\n", "no shipped model is called 'llama3_70' (did you mean 'llama3_70b'?)"),
      (json.dumps({**CASE, "run": []}) + "\n", "run is []; it must be an object"),
      (json.dumps({**CASE, "measured": None}) + "\n", "measured is None; it must be an object")],
 )  # fmt: skip

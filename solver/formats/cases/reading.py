@@ -19,6 +19,7 @@ from solver.formats.cases.stated_stages import with_stages
 from solver.formats.cases.synonyms import normalized_run
 from solver.formats.cases.unstated import alternatives
 from solver.formats.megatron.arguments import sections_of_megatron
+from solver.formats.model_file import shipped_keys
 from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.cluster import FIGURES, HOST_RATE, PCIE_4, PCIE_5
 from solver.spec.framework import Framework
@@ -100,6 +101,9 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     A null counts as an absent key. Raises InputError where a section is not an object.
     """
     name = str(plain["id"])
+    described = plain.get("model")
+    if isinstance(described, str):
+        plain = {**plain, "model": shipped_keys(described)}
     sections = {key: _section(plain.get(key), name, key) for key in ("cluster", "model", "run", "measured")}
     assumptions: list[str] = []
     hardware = device_named(str(plain["hardware"]))
@@ -176,7 +180,8 @@ def _section(value: Any, case: str, key: str) -> dict[str, Any]:
     if value is None and key == "cluster":
         return {}
     if not isinstance(value, dict):
-        raise InputError(f"case {case}: {key} is {value!r}; it must be an object")
+        also = " of model keys, or the name of a shipped model" if key == "model" else ""
+        raise InputError(f"case {case}: {key} is {value!r}; it must be an object{also}")
     return {name: entry for name, entry in value.items() if entry is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,11 @@ def test_the_case_itself_is_not_changed() -> None:
     found: Case = case_of(CASE)
     predict_cases([found], machines)
     assert before == CASE
+
+
+def test_a_case_may_name_a_shipped_model() -> None:
+    named = case_of({**CASE, "model": "llama3_8b"})
+    assert named.model is not None and not named.skipped
+    assert (named.model.hidden_size, named.model.num_hidden_layers, named.model.vocab_size) == (4096, 32, 128256)
+    stated = json.loads((Path("configs") / "models" / "llama3_8b.json").read_text())
+    assert named.model == case_of({**CASE, "model": {k: v for k, v in stated.items() if k != "notes"}}).model
