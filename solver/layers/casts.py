@@ -58,6 +58,9 @@ def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> lis
     """Return the kernels that quantise the ``elements`` of a weight in every micro batch, where no quantised copy is kept."""
     if shapes.recipe is None or shapes.framework.memory.quantised_weights:
         return []
+    if shapes.run.fp8_param_gather:  # gathered as it is multiplied; but for the order that the backward pass reads
+        dims = {"bytes": 2.0 * elements * shapes.recipe.element}
+        return [Op(f"{name}.weight_transpose", module, MEMORY_BOUND, INPUT_GRAD, dims, variant=TRANSPOSE)]
     return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False, rotates=False)
 
 

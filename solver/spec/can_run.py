@@ -69,6 +69,7 @@ class CanRun:
     defers_head: bool = False  #: defer_embedding_wgrad_compute
     fuses_experts: bool = False  #: moe_fused_experts
     quantised: bool = True  #: linears in fp8 and narrower formats
+    gathers_fp8_shards: bool = False  #: fp8_param_gather where FSDP quantises each rank's shard before it gathers them
     fp8_attention: bool = False
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     compiles_loss_apart: bool = False  #: compile_loss: the loss is compiled without the model, or the model without it

@@ -43,7 +43,7 @@ class Run:
 
     precision: str = "bf16"  #: number format of the linears' GEMMs
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
-    fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored, and gathered by ZeRO-1, quantised
+    fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored and gathered so, or gathered so by FSDP
     fp8_attention: bool = False  #: quantised runs: fused attention multiplies in 8 bits (fp8_dot_product_attention)
     num_layers_at_start_in_bf16: int = 0  #: quantised runs: layers whose linears stay 16-bit
     num_layers_at_end_in_bf16: int = 0  #: the same of the last layers

@@ -69,6 +69,13 @@ class Problem:
         return weight_recipe(recipe, copies, self.run.fp8_param_gather and self.run.precision in PRIMARY)
 
     @property
+    def fp8_shards(self) -> float:
+        """Bytes of a weight that FSDP quantises before it gathers it (torchao's enable_fsdp_float8_all_gather); 0: none is."""
+        recipe = recipe_of(self.run.precision, self.run.fp8_recipe)
+        there = self.run.fp8_param_gather and self.framework.can_run.gathers_fp8_shards
+        return recipe.element if recipe is not None and there else 0.0
+
+    @property
     def defers_sync(self) -> bool:
         """Whether gradients of sharded parameters stay whole until a step's last micro batch."""
         stated = self.run.defer_grad_sync

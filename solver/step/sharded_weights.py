@@ -75,19 +75,30 @@ def sharded_weight_ops(priced: PricedSplits, groups: Mapping[str, ParameterGroup
     problem, splits = priced.problem, priced.splits
     sizes, sync, ops = problem.element_bytes, problem.framework.data_parallel, list[Op]()
     shards = shard_ranks(problem, splits)
-    for name, gathered, trained, of in _units(priced):
+    for name, elements, gathered, trained, of in _units(priced):
         group, shard = groups[of], shards[of]
         gathers, reductions = messages(problem, name, gathered / sizes.activation, trained)
         ops += gather_ops(f"{name}.all_gather", "all_gather", gathered, group, shard, gathers, problem)
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, reductions)
         ops += [replace(op, name=_of_reduction(problem, name, op), count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
-        ops += copy_ops(f"{name}.all_gather", gathered / sizes.activation / shard * sync.shard_cast_bytes, group)
+        ops += copy_ops(f"{name}.all_gather", _shard_casts(problem, elements, gathered) / shard, group)
         copied = sizes.gradient * sync.reduce_scatter_copies + _before_reducing(problem)
         ops += copy_ops(f"{name}.reduce_scatter", trained * copied, group)
         if of == EXPERTS and sync.wraps_lone_experts:
-            ops += _lone_casts(name, gathered / sizes.activation, trained, group)
+            ops += _lone_casts(name, elements, trained, group)
     return ops
+
+
+def _shard_casts(problem: Problem, elements: np.ndarray, gathered: np.ndarray) -> np.ndarray:
+    """Return the bytes that casts of ``elements`` weights move before they are gathered as ``gathered`` bytes: those that are
+    quantised are read twice, since their largest value must be known first (torchao's fsdp_pre_all_gather), and copied into
+    the message too."""
+    sync, wide, narrow = problem.framework.data_parallel, problem.element_bytes.activation, problem.fp8_shards
+    if not (narrow and sync.shard_cast_bytes):
+        return gathered / wide * sync.shard_cast_bytes
+    quantised = (elements * wide - gathered) / (wide - narrow)
+    return (elements - quantised) * sync.shard_cast_bytes + quantised * (2.0 * FP32 + 3.0 * narrow)
 
 
 def _of_reduction(problem: Problem, unit: str, op: Op) -> str:
@@ -118,9 +129,9 @@ def _lone_casts(name: str, weights: np.ndarray, trained: np.ndarray, group: Para
     ]
 
 
-def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
-    """Yield what is gathered and reduced together: its name, the bytes that are gathered, the parameters that have gradients,
-    both [splits], and their group.
+def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, str]]:
+    """Yield what is gathered and reduced together: its name, its parameters, the bytes that are gathered of them, the
+    parameters that have gradients, each [splits], and their group.
 
     Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
     """
@@ -128,7 +139,8 @@ def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, 
     embedding, head = table.embedding.parameters[key], table.head.parameters_of[OTHERS][key]
     ends = [("root", embedding), ("head", head)] if _head_alone(problem) else [("root", joined_ends(problem, embedding, head))]
     for name, elements in ends:
-        yield name, elements * problem.element_bytes.activation, elements * (not problem.is_frozen(OTHERS)), OTHERS
+        gathered = elements * problem.element_bytes.activation
+        yield name, elements, gathered, elements * (not problem.is_frozen(OTHERS)), OTHERS
     kinds = problem.kinds
     layers = [(f"layer{number}", part, kinds.kinds[number]) for number, part in enumerate(table.layers)]
     if problem.model.num_nextn_predict_layers:
@@ -137,10 +149,11 @@ def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, 
         apart = (EXPERTS, OTHERS) if part is table.head else (EXPERTS,)  # the head's own parameters are of the root
         dense = [group for group in part.parameters_of if group not in apart]
         trained = trained_elements(problem, part, key) - sum(part.parameters_of[group][key] for group in apart)
-        yield name, gathered_bytes(problem, part, key, kind.quantised, dense), trained, LINEARS
+        of_dense = sum((part.parameters_of[group][key] for group in dense), np.zeros(len(key)))
+        yield name, of_dense, gathered_bytes(problem, part, key, kind.quantised, dense), trained, LINEARS
         if problem.model.is_mixture_of_experts:
             experts = part.parameters_of[EXPERTS][key]
-            yield name, gathered_bytes(problem, part, key, kind.quantised, [EXPERTS]), experts, EXPERTS
+            yield name, experts, gathered_bytes(problem, part, key, kind.quantised, [EXPERTS]), experts, EXPERTS
 
 
 def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray, splits: Splits) -> ShardedWeights:
@@ -178,7 +191,7 @@ def gathered_bytes(
     quantised: whether its linears are, which are then gathered so if they are held so.
     """
     kept, whole = problem.weight_recipe, problem.element_bytes.activation
-    narrow = (kept.unit if kept and quantised else 0.0) or whole
+    narrow = ((kept.unit if kept else problem.fp8_shards) if quantised else 0.0) or whole
     found = (part.parameters_of[name][key] * (whole if name == OTHERS else narrow) for name in groups)
     return sum(found, np.zeros(len(key)))
 

@@ -248,7 +248,12 @@ def _training(file: SectionReader, release: Release) -> dict[str, Any]:
         **({"compile_loss": "loss" in compiled} if apart else {}),
         "deterministic": (file.section("debug") if release.year >= 2026 else training).flag("deterministic", False),
         "fused_norm": release.year >= 2026 or release.year < 2025 and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
-    } | ({"fp8_recipe": "tensorwise"} if _precision(file, release) == "fp8" else {})
+    } | (_fp8(file, release) if _precision(file, release) == "fp8" else {})
+
+
+def _fp8(file: SectionReader, release: Release) -> dict[str, Any]:
+    gathers = _quantisation(file, release, "float8").flag("enable_fsdp_float8_all_gather", False)
+    return {"fp8_recipe": "tensorwise", "fp8_param_gather": gathers}
 
 
 def _precision(file: SectionReader, release: Release) -> str:
@@ -263,8 +268,6 @@ def _precision(file: SectionReader, release: Release) -> str:
         raise file.section("model").wrong("converters", f"one of {', '.join(release.converters)}, with parameters in bfloat16")
     if release.converters[quantised[0]] == "fp8":
         float8.choice("recipe_name", _RECIPES, "tensorwise")
-        if float8.flag("enable_fsdp_float8_all_gather", False):
-            raise float8.wrong("enable_fsdp_float8_all_gather", "false, because gathering in fp8 is not modelled")
     return release.converters[quantised[0]]
 
 

@@ -143,11 +143,13 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
     if newer:
         if quantised:  # its settings stand in a table of its name
             recipe = run.fp8_recipe if run.precision == "fp8" else "mxfp8_cublas" if release.year >= 2026 else "mxfp8"
-            found += [("model", {"converters": [quantised]}), (quantised, {"recipe_name": recipe, **HEAD_APART})]
+            gathers = {"enable_fsdp_float8_all_gather": True} if run.fp8_param_gather else {}
+            found += [("model", {"converters": [quantised]}), (quantised, {"recipe_name": recipe, **gathers, **HEAD_APART})]
         found += [("optimizer", {"implementation": "fused"})]
     else:
         found += [("model", {"norm_type": "fused_rmsnorm" if run.fused_norm else "rmsnorm"})]
-        found += [("float8", {"enable_float8_linear": True})] if quantised == "float8" else []
+        gathers = {"enable_fsdp_float8_all_gather": True} if run.fp8_param_gather else {}
+        found += [("float8", {"enable_float8_linear": True, **gathers})] if quantised == "float8" else []
     return [*found, ("activation_checkpoint", _recompute(model, run))]
 
 

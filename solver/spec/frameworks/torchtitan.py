@@ -34,6 +34,7 @@ TORCHTITAN_2025 = Framework(
         cp_comms=("allgather", "ring"),  # the latter is rotate method alltoall
         packed_exchanges=(),  # SDPA has no documents
         shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
+        gathers_fp8_shards=True,  # enable_fsdp_float8_all_gather
         leaves_unaligned=True,  # components/quantization/utils.py: module_filter_fn
         copies_alone=True,  # DDP is not composed with other parallelism
         casts_by_shards=True,  # distributed/utils.py: maybe_enable_amp
@@ -143,6 +144,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     # components/moe/parallelizer.py (apply_fsdp); of dense models components/distributed/config.py, bf16 in 2025's fsdp2.py
     flags={"grad_dtype": "fp32", "fused_norm": True},
     can_run={
+        "gathers_fp8_shards": False,  # not read
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": (), "compiles_tp_overlap": False,
         "casts_by_shards": False,  # parameters are bf16
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)

@@ -23,4 +23,5 @@ def ends_rule(framework: Framework, s: Run) -> tuple[bool, str]:
 def gather_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     """Return (holds, what is broken) of weights that are all-gathered in 8 bits."""
     gathers = s.fp8_param_gather and s.precision in QUANTISED
-    return framework.memory.quantised_weights or not gathers, f"{framework.name} does not offer fp8_param_gather"
+    offered = framework.memory.quantised_weights or (framework.can_run.gathers_fp8_shards and s.precision == "fp8")
+    return offered or not gathers, f"{framework.name} does not offer fp8_param_gather with precision {s.precision}"

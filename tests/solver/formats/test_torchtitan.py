@@ -329,6 +329,21 @@ def quantised(kind: str, filters: str) -> str:
     return PRESET.replace('flavor = "8B"', f'flavor = "8B"\nconverters = ["{kind}"]').replace("[metrics]", section)
 
 
+def test_shards_that_are_gathered_in_8_bits(tmp_path: Path) -> None:
+    text = quantised("float8", '["output"]')
+    assert load(tmp_path, text).layout["fp8_param_gather"] is False
+    gathers = text.replace("[float8]", "[float8]\nenable_fsdp_float8_all_gather = true")
+    assert load(tmp_path, gathers).layout["fp8_param_gather"] is True
+    for name in ("torchtitan-2024-12", "torchtitan-2025-06", "torchtitan-2026-02"):
+        run = RUN.replace(framework=name, precision="fp8", fp8_recipe="tensorwise", fp8_param_gather=True,
+                          fused_norm=name.endswith("2026-02"))  # fmt: skip
+        written = exported(Path("run.toml"), model_of("llama3_8b"), run, 8)["run.toml"]
+        assert "enable_fsdp_float8_all_gather = true" in written
+        assert load(tmp_path, written, run.world_size).layout["fp8_param_gather"] is True
+        plain = exported(Path("run.toml"), model_of("llama3_8b"), run.replace(fp8_param_gather=False), 8)["run.toml"]
+        assert "float8_all_gather" not in plain
+
+
 def test_a_head_in_8_bits_is_named(tmp_path: Path) -> None:
     for filters, named in (('["output", "router.gate"]', False), ("[]", True)):
         said = load(tmp_path, quantised("float8", filters)).notes

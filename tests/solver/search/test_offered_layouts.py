@@ -87,7 +87,8 @@ def test_each_of_these_constants_is_one_that_some_framework_runs(constants: dict
 @pytest.mark.parametrize(
     ("framework", "constants", "offers"),
     [
-        ("torchtitan-2025-06", {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True}, False),
+        ("torchtitan-2025-06", {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True}, True),
+        ("torchtitan-2025-06", {"precision": "mxfp8", "fp8_param_gather": True}, False),
         ("megatron-core-0.12", {"offload_layers": 4, "cuda_graphs": True}, False),
         ("megatron-bridge-26", {"offload_modules": "core_attn"}, True),
         ("megatron-lm-zero-bubble", {"overlap_param_gather": True, "overlap_grad_reduce": False}, True),

@@ -188,7 +188,7 @@ def test_quantised_weights_are_gathered_in_a_byte() -> None:
 
 def test_what_a_framework_does_not_offer_in_quantised_runs_is_refused() -> None:
     for run, wrong in (
-        ({"framework": "torchtitan", "fp8_param_gather": True, "zero": 3}, "does not offer fp8_param_gather"),
+        ({"framework": "nemo-automodel", "fp8_param_gather": True, "zero": 3}, "does not offer fp8_param_gather"),
         ({"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 1}, "more layers are to stay in bf16"),
     ):
         with pytest.raises(InputError, match=wrong):

@@ -112,6 +112,23 @@ def test_megatron_fsdp_gathers_and_shards_what_it_multiplies() -> None:
     assert tiny("generic", 8, TINY, EXPOSED, zero=3, zero_shard_size=8).memory.parts[0, 0] == 0
 
 
+def test_torchtitan_quantises_shards_before_it_gathers_them() -> None:
+    """enable_fsdp_float8_all_gather: the linears of a layer go in one byte and its norms in two. A rank casts its eighth: of 16
+    bits 10 bytes for each weight (cast, and copied), of 8 bits two reads of fp32, a byte and its copy. What is sent is copied
+    from the shards and to the weights, read and written."""
+    run = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    found = {on: tiny("torchtitan", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
+             for on in (False, True)}  # fmt: skip
+    gather = {on: one.terms.once.sharded.gather[0] for on, one in found.items()}
+    wide, narrow = LAYER * 2, 36_864 + 128 * 2
+    for on, sent, cast in ((False, wide, LAYER * 10 / 8), (True, narrow, (128 * 10 + 36_864 * 11) / 8)):
+        assert gather[on].communication[0] == pytest.approx(sent * LINK, rel=1e-12)
+        assert gather[on].kernels[0] == pytest.approx((cast + sent * 2) * BYTE, rel=1e-12)
+    casts = {on: {op.name for op in one.table.layers[0].estimates.ops if ".weight_" in op.name} for on, one in found.items()}
+    assert {name.rpartition(".")[2] for name in casts[True]} == {"weight_transpose"}
+    assert {name.rpartition(".")[2] for name in casts[False]} == {"weight_cast", "weight_scale", "weight_transpose"}
+
+
 def test_tensors_gathered_one_by_one_wait_for_lists_of_all_ranks() -> None:
     # four tensors of a layer, each of which 8 ranks' views and copies are made for
     found = _sharded("megatron-deepspeed-2021")
