@@ -153,10 +153,16 @@ def read_exaone4(config: Mapping[str, Any], values: Values, read: set[str]) -> N
         sliding = [bool(every and (n + 1) % every) for n in layers_of(values)]
     window = config.get("sliding_window", 4096)
     if window:
-        kinds = layer_types_of(config) or marked_layers(SLIDING_ATTENTION, sliding)
-        values |= {"sliding_window": window, "layer_types": kinds}
+        kinds = layer_types_of(config) or list(marked_layers(SLIDING_ATTENTION, sliding))
+        every = next((n for n in range(2, len(kinds)) if kinds == _all_but(n, values)), 0)
+        values |= {"sliding_window": window} | ({"sliding_window_every": every} if every else {"layer_types": kinds})
         values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
     read |= {"sliding_window", "sliding_window_pattern", "layer_types"}
+
+
+def _all_but(every: int, values: Values) -> list[str]:
+    """Return the kinds of layers of which every n-th sees all tokens."""
+    return list(marked_layers(SLIDING_ATTENTION, ((n + 1) % every for n in layers_of(values))))
 
 
 def read_glm_lite(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

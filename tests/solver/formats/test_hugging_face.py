@@ -100,9 +100,12 @@ def test_models_of_late_2025_have_the_parameters_announced(billions: float, conf
 def test_layers_of_exaone_4_that_see_all_tokens_have_no_rotary_embedding() -> None:
     def pattern(**keys: Any) -> str:
         model = read(EXAONE | {"num_hidden_layers": 6} | keys)
-        if not model.layer_types:
+        if not model.sliding_window:
             return "all"
-        assert model.no_rope_layers == tuple(int(kind == "sliding_attention") for kind in model.layer_types)
+        if model.layer_types:
+            assert model.no_rope_layers == tuple(int(kind == "sliding_attention") for kind in model.layer_types)
+        else:
+            assert model.no_rope_layers == tuple(int((n + 1) % model.sliding_window_every != 0) for n in range(6))
         return "".join("L" if rope else "G" for rope in model.no_rope_layers)
 
     assert pattern() == "LLLGLL" and pattern(sliding_window_pattern=2) == "LGLGLG"
