@@ -47,10 +47,8 @@ def device_scores(profiles: Mapping[str, Profile], cache_dir: Path | None = None
 
 def _as_timed(cost: CostModel) -> CostModel:
     """Return the model of kernels as they are timed, in loops of each."""
-    linears, attention = (
-        replace(cost.kernels.linears, full_clocks=frozenset()),
-        replace(cost.kernels.attention, full_clocks=False),
-    )
+    linears = replace(cost.kernels.linears, full_clocks=frozenset())
+    attention = replace(cost.kernels.attention, full_clocks=False)
     return replace(cost, kernels=replace(cost.kernels, linears=linears, attention=attention))
 
 
@@ -83,7 +81,12 @@ def _predictions(profile: Profile, base: CostModel, found: CostModel) -> Iterato
         serving = mostly_serving(rows)
         estimates = [model.kernels.attention.predict(*shape_of(rows), serving=serving) for model in (found, base)]
         peaks = other.peak_flops["bf16"] / device.peak_flops["bf16"]
-        yield "flash_attn", rows["seconds"], _less_certain(estimates[0], found, "attention"), estimates[1].seconds * peaks
+        yield (
+            "flash_attn",
+            rows["seconds"],
+            found.corrections.less_certain(estimates[0], "attention"),
+            estimates[1].seconds * peaks,
+        )
     yield from _memory_bound(profile.table("memory_bound"), base, found)
     yield from _collectives(profile, base, found)
 
@@ -98,7 +101,7 @@ def _gemms(rows: Table, dtype: str, base: CostModel, found: CostModel, peaks: fl
         cast = model.kernels.linears.cast_seconds(sizes[0], sizes[2], sizes[3], dtype) if dtype == "fp8" else 0.0
         seconds.append(estimate._replace(seconds=estimate.seconds + cast))
     kind = "quantised" if dtype == "fp8" else "linear"
-    return rows["seconds"], _less_certain(seconds[0], found, kind), seconds[1].seconds * peaks
+    return rows["seconds"], found.corrections.less_certain(seconds[0], kind), seconds[1].seconds * peaks
 
 
 def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
@@ -113,7 +116,7 @@ def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[t
         [model.kernels.memory.predict(str(part["kind"][0]), part["bytes"]) for part in parts] for model in (found, base)
     ]
     joined = [Estimate(*(np.concatenate(columns) for columns in zip(*found_, strict=True))) for found_ in estimates]
-    yield "memory_bound", measured, _less_certain(joined[0], found, "memory_bound"), joined[1].seconds * ratio
+    yield "memory_bound", measured, found.corrections.less_certain(joined[0], "memory_bound"), joined[1].seconds * ratio
 
 
 def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
@@ -132,10 +135,5 @@ def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterato
         measured, estimates, others = zip(*parts, strict=True)
         joined = Estimate(*(np.concatenate(columns) for columns in zip(*estimates, strict=True)))
         ratio = base.device.link_bandwidth / found.device.link_bandwidth
-        yield (
-            "collectives", np.concatenate(measured), _less_certain(joined, found, "collective"), np.concatenate(others) * ratio
-        )  # fmt: skip
-
-
-def _less_certain(estimate: Estimate, found: CostModel, kind: str) -> Estimate:
-    return found.corrections.less_certain(estimate, kind)
+        own_times = found.corrections.less_certain(joined, "collective")
+        yield "collectives", np.concatenate(measured), own_times, np.concatenate(others) * ratio

@@ -137,6 +137,11 @@ def profile_of(name: str | None, path: Path | None, device: str | None) -> tuple
 _SPARSE = 1.5
 
 
+def _alike(beside: str) -> list[Device]:
+    """Return the known devices of the architecture of a known one."""
+    return [sheet.device for sheet in DATASHEETS.values() if sheet.architecture == DATASHEETS[beside].architecture]
+
+
 def _sparse_peak(own: Device, beside: str) -> float:
     """Return the 16-bit peak of a multiprocessor over the highest known of its architecture; 0 where it is a plausible one.
 
@@ -144,8 +149,7 @@ def _sparse_peak(own: Device, beside: str) -> float:
     """
     if not beside:
         return 0.0
-    alike = [sheet.device for sheet in DATASHEETS.values() if sheet.architecture == DATASHEETS[beside].architecture]
-    ratio = own.half_peak / own.num_sms / max(device.half_peak / device.num_sms for device in alike)
+    ratio = own.half_peak / own.num_sms / max(device.half_peak / device.num_sms for device in _alike(beside))
     return ratio if ratio >= _SPARSE else 0.0
 
 
@@ -153,8 +157,7 @@ def _two_way_links(own: Device, beside: str) -> str:
     """Return the known device of the architecture whose links, the fastest of it, carry half as much; "" without one."""
     if not beside:
         return ""
-    alike = [sheet.device for sheet in DATASHEETS.values() if sheet.architecture == DATASHEETS[beside].architecture]
-    fastest = max(alike, key=lambda device: device.link_bandwidth)
+    fastest = max(_alike(beside), key=lambda device: device.link_bandwidth)
     return fastest.name if abs(own.link_bandwidth / fastest.link_bandwidth / 2 - 1) < 0.1 else ""
 
 

@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.errors import InputError, shown
-from profiler.text_file import json_object
 from solver.formats.accelerate.config import DTYPES, STRATEGIES, read_accelerate
 from solver.formats.file_run import FileRun, Source
 from solver.formats.launch.ranks import ranks_of_launch
-from solver.formats.launch.trainer_script import trainer_at, trainer_precision
-from solver.formats.launch.words import arguments, environment, of_environment, script_words
+from solver.formats.launch.trainer_script import json_argument, trainer_at, trainer_precision
+from solver.formats.launch.words import arguments, environment, of_environment, script_words, with_script
 from solver.formats.syntax.literal_python import Section
 
 #: Arguments that the settings made here state.
@@ -36,21 +35,16 @@ def read_trainer(source: Source) -> FileRun:
     launch, given = ranks_of_launch(words[:at], source, environment(source, at)), arguments(words[at + 1 :], source.path)
     settings, left_out = of_environment(source, at)
     precision = trainer_precision(given, source.path)
-    sections = _section({
+    sections = Section.of({
         "distributed_type": "FSDP" if "--fsdp" in given else "MULTI_GPU" if launch.world_size > 1 else "NO",
         "num_processes": launch.world_size, "num_machines": launch.nodes,
         "mixed_precision": next(word for word, own in DTYPES.items() if own == precision),
     })  # fmt: skip
     if "--fsdp" in given:
-        sections["fsdp_config"] = _section(_fsdp(given, source))
+        sections["fsdp_config"] = Section.of(_fsdp(given, source))
     elif unread := [name for name in _FSDP if name in given]:
         raise InputError(f"{source.path}: {unread[0]} changes nothing without --fsdp; state both or none")
-    text, own = source.text, source.path.with_suffix(".sh").name
-
-    def beside(relative: str) -> str | None:
-        return text if relative == own else source.beside(relative)
-
-    run = read_accelerate(sections, replace(source, beside=beside, script=source.path), _FSDP)
+    run = read_accelerate(sections, with_script(source, source.path, source.text), _FSDP)
     return replace(run, layout={**run.layout, **settings}, notes=(*run.notes, *left_out), gpus_per_node=launch.gpus_per_node)
 
 
@@ -79,20 +73,6 @@ def _fsdp(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 
 def _stated(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Return the keys of --fsdp_config, a file or JSON itself, each with ``fsdp_`` before it."""
-    if "--fsdp_config" not in given:
-        return {}
-    text, where = str(given["--fsdp_config"]), source.path
-    if not text.lstrip().startswith("{"):
-        where, found = source.path.parent / text, source.beside(text)
-        if found is None:
-            raise InputError(f"{source.path}: --fsdp_config {text} is not there; put the file beside the script")
-        text = found
-    plain = json_object(text, where)
+    """Return the keys of --fsdp_config, each with ``fsdp_`` before it."""
+    plain, _ = json_argument(given, "--fsdp_config", source)
     return {key if key.startswith("fsdp_") else f"fsdp_{key}": value for key, value in plain.items()}
-
-
-def _section(values: Mapping[str, Any]) -> Section:
-    section = Section()
-    section.update(values)
-    return section

@@ -148,15 +148,9 @@ def settings_of_script(source: Source) -> Source:
     return launched_settings(source, name, "DeepSpeed's settings, --deepspeed_config NAME.json")
 
 
-def _section(plain: Mapping[str, Any]) -> Section:
-    section = Section()
-    section.update({key: _section(value) if isinstance(value, dict) else value for key, value in plain.items()})
-    return section
-
-
 def _settings(source: Source) -> Section:
     """Return the sections of a JSON file, with the fields of ZeRO-3 under the names that they usually have."""
-    sections = _section(json_object(source.text, source.path))
+    sections = Section.of(json_object(source.text, source.path))
     zero = sections.get("zero_optimization")
     if isinstance(zero, Section):
         for field in STAGE_3_FIELDS:

@@ -206,18 +206,24 @@ def _changes(name: str, value: str) -> bool:
     return any(value not in values for values in without)
 
 
+def json_argument(given: Mapping[str, Any], argument: str, source: Source) -> tuple[Mapping[str, Any], Path]:
+    """Return the object of an argument that is JSON or names a file of it, and where it stands; an empty one where it is not
+    given. Raises InputError where the file is not beside the script."""
+    if argument not in given:
+        return {}, source.path
+    text, where = str(given[argument]), source.path
+    if not text.lstrip().startswith("{"):
+        where, beside = source.path.parent / text, source.beside(text)
+        if beside is None:
+            raise InputError(f"{source.path}: {argument} {text} is not there; put the file beside the script")
+        text = beside
+    return json_object(text, where), where
+
+
 def syncs_each_batch(given: dict[str, Any], source: Source) -> bool:
     """Return whether a trainer's arguments have it reduce every micro batch's gradients. Raises InputError if unreadable."""
-    if _ACCELERATOR not in given:
-        return False
-    text, where = str(given[_ACCELERATOR]), source.path
-    if not text.lstrip().startswith("{"):
-        where = source.path.parent / text
-        beside = source.beside(text)
-        if beside is None:
-            raise InputError(f"{source.path}: {_ACCELERATOR} {text} is not there; put the file beside the script")
-        text = beside
-    stated = json_object(text, where).get("gradient_accumulation_kwargs") or {}
+    plain, where = json_argument(given, _ACCELERATOR, source)
+    stated = plain.get("gradient_accumulation_kwargs") or {}
     value = stated.get("sync_each_batch", False) if isinstance(stated, dict) else stated
     if not isinstance(value, bool):
         raise InputError(

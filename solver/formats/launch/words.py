@@ -170,7 +170,11 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
     if text is None:
         missing = f"{printable(name)}, which it names, is not there: put it" if name else f"it must name {wanted},"
         raise InputError(f"{source.path}: {missing} beside the script")
-    path = source.path.parent / name
+    return with_script(source, source.path.parent / name, text)
+
+
+def with_script(source: Source, path: Path, text: str) -> Source:
+    """Return the settings ``text`` at ``path`` of a script, which stands beside them under their name."""
     own = path.with_suffix(".sh").name
 
     def beside(relative: str) -> str | None:

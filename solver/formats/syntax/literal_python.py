@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -41,6 +41,13 @@ class Section(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Section:
+        """Return an object and those in it as sections, of whose keys no line is known."""
+        section = cls()
+        section.update({key: cls.of(value) if isinstance(value, dict) else value for key, value in plain.items()})
+        return section
 
     def put(self, key: str, value: Any, line: int) -> None:
         self[key] = value
