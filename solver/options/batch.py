@@ -13,6 +13,7 @@ from solver.options.arguments import DEFAULT_TOKENS
 from solver.step.problem import Problem
 
 _UNEVEN = "no data-parallel ranks can then have that factor"
+_ROUNDED = 1 / 8  #: the share of a batch that rounding may add or leave out
 _ADVICE = ", and --round_batch rounds the batch"
 
 
@@ -35,7 +36,7 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
 
     rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences, or of the largest half, quarter and so
-    on of it that the batch holds. Raises InputError for a batch that is not a whole number of sequences and may not be rounded.
+    on of it with which no more than an eighth of the batch is added or left out. Raises InputError for a batch that is not a whole number of sequences and may not be rounded.
     """
     if not rounds:
         if tokens % seq_len:
@@ -45,13 +46,17 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
                 f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch{meant}"
             )
         return tokens // seq_len, ""
-    while tokens < seq_len * group and group > 1:
+    while abs(_nearest(tokens, seq_len * group) - tokens) > _ROUNDED * tokens and group > 1:
         group = group // 2 if group % 2 == 0 else 1
-    unit = seq_len * group
-    sequences = max(round(tokens / unit), 1) * unit // seq_len
+    sequences = _nearest(tokens, seq_len * group) // seq_len
     if sequences * seq_len == tokens:
         return sequences, ""
     return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
+
+
+def _nearest(tokens: int, unit: int) -> int:
+    """Return the nearest multiple of ``unit`` that is not zero."""
+    return max(round(tokens / unit), 1) * unit
 
 
 def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig, group: int | None = None) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from solver.search.divisions import Division, divisors
 from solver.search.fixed import agreeing
 from solver.spec.can_run import CanRun
 from solver.spec.choices import V_SHAPED, TpMode
-from solver.spec.feasibility import check_rules
+from solver.spec.feasibility import rules_broken
 from solver.spec.run import Run
 from solver.spec.strategy import replicas
 from solver.step.layouts import Splits
@@ -73,17 +73,20 @@ def broken(problem: Problem, sequences: int, fixed: Mapping[str, Any]) -> str:
 
 
 def _rule_broken(problem: Problem, fixed: Mapping[str, Any]) -> str:
-    """Return the rule of the model or of the framework that the least layout with the fixed axes breaks, if all break one."""
+    """Return the rule of the model or of the framework that every layout with the fixed axes breaks, or else the first of the
+    least one, if all break one."""
     found = [_layout_broken(problem, values) for values in itertools.islice(_candidates(problem, fixed), _TRIED)]
-    return found[0] if all(found) else ""
+    if not all(found):
+        return ""
+    return next((rule for rule in found[0] if all(rule in broken for broken in found)), found[0][0])
 
 
-def _layout_broken(problem: Problem, values: Mapping[str, Any]) -> str:
+def _layout_broken(problem: Problem, values: Mapping[str, Any]) -> list[str]:
+    """Return all rules that a layout breaks."""
     try:
-        check_rules(problem.model, problem.layout(**values))
+        return rules_broken(problem.model, problem.layout(**values))
     except InputError as error:
-        return str(error)
-    return ""
+        return [str(error)]
 
 
 def _world_broken(world: int, fixed: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ class CanRun:
     unsharded_gradients_as_model: bool = False  #: ZeRO-0 accumulates gradients in the model's type only
     changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
+    gathers_qkv_since: str = ""  #: the release that gathers q, k and v where tp exceeds the kv heads, which is not modelled
     cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
     packed_exchanges: tuple[str, ...] = ("a2a", "allgather")  #: of these, those of packed documents
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1

@@ -125,7 +125,9 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
             tensor_parallel_runs(can, model, s.tp),
             f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"
             + " and linear attention" * model.has_linear_attention
-            + " and experts" * (model.is_mixture_of_experts and not can.experts_beside_tp),
+            + " and experts" * (model.is_mixture_of_experts and not can.experts_beside_tp)
+            + f" ({can.gathers_qkv_since} does, by gathering q, k and v, which is not modelled)"
+            * bool(can.gathers_qkv_since and s.tp > model.num_key_value_heads),
         ),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
@@ -198,27 +200,37 @@ def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
     return f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}, {queries} of queries and {keys} of keys a rank"
 
 
+def rules_broken(model: ModelSpec, s: Strategy) -> list[str]:
+    """Return every rule of its model and its framework that a layout breaks, on whatever cluster, in words."""
+    framework = framework_for(s.framework, model)
+    return [broken for holds, broken in (*_model_rules(framework, model, s), *_framework_rules(framework, model, s)) if not holds]
+
+
 def check_rules(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
+    require(_model_rules(framework_for(s.framework, model), model, s))
+    check_framework(model, s)
+
+
+def _model_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of what divides what, and of what runs together under any framework."""
     split = 1 if s.tp_mode == "mtp" else s.tp
     unmet, unrun = context_exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
-    rules = (
+    return (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
-        (not (odd := quantised_broken(model, framework_for(s.framework, model).can_run, s.precision, s.tp)), odd),
+        (not (odd := quantised_broken(model, framework.can_run, s.precision, s.tp)), odd),
         (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
         (heads_divide_by_cp(model, s, s.tp, s.cp), _heads_undivided(model, s)),
         *size_rules(model, s),
-        *module_rules(framework_for(s.framework, model), model, s),
+        *module_rules(framework, model, s),
         *graph_rules(model, s),
         *offload_rules(model, s),
-        *attention_rules(framework_for(s.framework, model), s),
-        *loss_rules(framework_for(s.framework, model), s),
+        *attention_rules(framework, s),
+        *loss_rules(framework, s),
         (s.pp == 1 or not s.offload_layers, LAYERS_ALONE),
         (not unrun, unrun),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )
-    require(rules)
-    check_framework(model, s)
 
 
 def check_framework(model: ModelSpec, s: Strategy) -> None:

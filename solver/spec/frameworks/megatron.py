@@ -94,6 +94,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
+        "gathers_qkv_since": "Megatron-Core 0.16",  # core/transformer/attention.py
         "experts": True,
         "multi_token_prediction": True,
         "linear_attention": True,  # --experimental-attention-variant gated_delta_net, since 0.16
