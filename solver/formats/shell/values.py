@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from solver.formats.shell.arithmetic import calculated
 from solver.formats.shell.strings import OPERATION, transformed
-from solver.formats.shell.tokens import KEPT
+from solver.formats.shell.tokens import KEPT, Document
 
 _EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
 OWN_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
@@ -71,6 +71,8 @@ class State:
     inside: list[str] = field(default_factory=list)  #: the functions whose bodies the present command is in; "": other braces
     environment: dict[str, str] = field(default_factory=dict)  #: of the commands that the script starts
     succeeded: bool | None = True  #: of the command before it; what is no test is taken to succeed
+    words: list[Word] = field(default_factory=list)  #: of the commands until here that run, or may run; ";" between two
+    documents: Sequence[Document] = ()  #: here-documents, in the order in which they stand in the script
 
     @property
     def runs(self) -> bool | None:
@@ -105,6 +107,13 @@ def expanded_word(state: State, token: str) -> Word:
             break
     token = _SUBSTITUTED.sub(lambda match: _answer(state, match, used), token)
     return Word(token, frozenset(used))
+
+
+def expanded_words(state: State, token: str) -> list[Word]:
+    """Return the words that a token stands for: what comes from variables is split at blanks, $@ is taken to be empty."""
+    word = expanded_word(state, token)
+    parts = word.text.split() if "$" in token else [word.text]
+    return [Word(plain_text(text), word.defaults | state.decided_by) for text in parts]
 
 
 def _answer(state: State, match: re.Match[str], used: set[str]) -> str:
