@@ -36,7 +36,8 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
 
     rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences, or of the largest half, quarter and so
-    on of it with which no more than an eighth of the batch is added or left out. Raises InputError for a batch that is not a whole number of sequences and may not be rounded.
+    on of it with which no more than an eighth of the batch is added or left out. Raises InputError for a batch that is not a
+    whole number of sequences and may not be rounded.
     """
     if not rounds:
         if tokens % seq_len:

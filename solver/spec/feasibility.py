@@ -203,7 +203,8 @@ def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
 def rules_broken(model: ModelSpec, s: Strategy) -> list[str]:
     """Return every rule of its model and its framework that a layout breaks, on whatever cluster, in words."""
     framework = framework_for(s.framework, model)
-    return [broken for holds, broken in (*_model_rules(framework, model, s), *_framework_rules(framework, model, s)) if not holds]
+    rules = (*_model_rules(framework, model, s), *_framework_rules(framework, model, s))
+    return [broken for holds, broken in rules if not holds]
 
 
 def check_rules(model: ModelSpec, s: Strategy) -> None:

@@ -182,8 +182,15 @@ def test_texts_that_name_no_axis(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "group", "expected"),
-    [(4_000_000, 96, 960), (2**22, 96, 1056), (2**22, 128, 1024), (100_000, 96, 24), (1, 96, 1),
-     (2**22, 3072, 1152), (2**22, 192, 960)],
+    [
+        (4_000_000, 96, 960),
+        (2**22, 96, 1056),
+        (2**22, 128, 1024),
+        (100_000, 96, 24),
+        (1, 96, 1),
+        (2**22, 3072, 1152),
+        (2**22, 192, 960),
+    ],
 )  # 4,000,000 / 4096 = 976.6 -> 10 x 96; 1024 -> 11 x 96 (10.67); 100,000 tokens are fewer than 96 sequences: 24.4 -> 24;
 # of 3072 = 3 x 1024 ranks 768 sequences would leave out a quarter, 3 x 384 add an eighth; 1024 -> 5 x 192
 def test_rounded_batches(tokens: int, group: int, expected: int) -> None:
