@@ -15,13 +15,15 @@ from solver.spec.recipes import HALF
 from solver.step.activations import Activations
 from solver.step.autocast import Casts, cast_weights, casts_of
 from solver.step.deferred_head import deferred_share, projection_operands
+from solver.step.gather_buffers import gather_buffers
+from solver.step.gradient_buffers import embedding_gradient
 from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Layouts
 from solver.step.memory import BOUND_GAPS, BOUND_SHARE, MEMORY_PARTS
 from solver.step.parameter_groups import elements_of, shard_ranks, share_of_first_layer
 from solver.step.stage_kinds import StageKinds
 from solver.step.stage_seconds import end_recomputed
-from solver.step.states import StateBytes, absent_gradients, embedding_gradient, gather_buffers, stage_state
+from solver.step.states import StateBytes, absent_gradients, stage_state
 from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 

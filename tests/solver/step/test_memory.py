@@ -18,11 +18,12 @@ from solver.spec.choices import SCHEDULES
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import layer_parameters, parameters
+from solver.step.gather_buffers import gather_buffers
 from solver.step.memory import MEMORY_PARTS, Memory
 from solver.step.peak_memory import least_memory
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
-from solver.step.states import gather_buffers, trained_bytes
+from solver.step.states import trained_bytes
 from solver.step.workspaces import workspace_bytes
 
 MODEL = ModelSpec(

@@ -14,12 +14,12 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.spec.precision import element_bytes
 from solver.spec.strategy import Strategy
+from solver.step.gradient_buffers import bucket_bytes
 from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
 from solver.step.parameter_groups import fullest_in_order
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
-from solver.step.states import bucket_bytes
 
 MODEL = TINY.replace(num_hidden_layers=4)
 OPTIMIZER, ACTIVATIONS = MEMORY_PARTS.index("optimizer"), MEMORY_PARTS.index("activations")
