@@ -263,11 +263,26 @@ def test_the_readme_states_the_figures_of_the_page() -> None:
     lines = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split("## Step time\n")[1].split("\n## ")[0]
     page, readme = cells(lines), (ROOT / "README.md").read_text(encoding="utf-8")
     stated = readme.split("| runs | n | median error |")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(stated) == 14
+    assert len(stated) == 19
     for line in stated:
         name, runs, median, p90, constant = (cell.strip() for cell in line.strip("|").split("|"))
         _, n, baseline, of_page, ninety, *_ = page[name.split(":")[0]]
         assert (runs, median, p90, constant) == (n, of_page, ninety, baseline), name
+
+
+def test_the_sentences_of_the_readme_state_the_figures_of_the_page() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    page = cells(text.split("## Step time\n")[1].split("\n## ")[0])
+    memory = cells(text.split("## Peak memory\n\n")[1].split("\n\n")[0])
+    _, n, constant, median, _, _, inside, *_ = page["all"]
+    assert f"on {n} published step times" in readme and f"the median error is {median}" in readme
+    assert f"one MFU per GPU type it is {constant}." in readme
+    assert f"interval contains {inside} of them" in readme and f"interval holds {inside} of all runs" in readme
+    assert f"memory is {memory['GV'][3]} on {memory['GV'][1]} of" in readme
+    assert f"and {memory['SM'][3]} on {memory['SM'][1]} runs on B200" in readme
+    classified = text.split("Classified correctly: ")[1].split("%")[0]
+    assert f"classified correctly for {classified}%" in readme
 
 
 def test_figures_of_the_readme_follow_the_predictions() -> None:
