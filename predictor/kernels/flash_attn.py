@@ -187,7 +187,7 @@ class FlashAttnModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FlashAttnModel:
-        """The inverse of ``to_arrays``."""
+        """The inverse of ``to_arrays``, of a model as ``fit`` returns it (predictor.fitted sets full_clocks)."""
         residual, backward = (
             Residual.from_arrays(arrays, f"{name}/") if f"{name}/scalars" in arrays else None
             for name in ("residual", "backward")

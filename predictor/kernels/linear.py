@@ -188,7 +188,7 @@ class LinearModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LinearModel:
-        """The inverse of ``to_arrays``."""
+        """The inverse of ``to_arrays``, of a model as ``fit`` returns it (predictor.fitted sets full_clocks)."""
         parts = {}
         for name in [key.split("/")[0] for key in arrays if key.endswith("/physics")]:
             fitted = f"{name}/residual/scalars" in arrays

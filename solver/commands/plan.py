@@ -63,7 +63,7 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e18:
             raise InputError(f"--{name} is {value}; it must be a positive number")
-    whole_number("world_size", args.max_gpus)
+    whole_number("world_size", args.max_gpus, "--max_gpus")
     if not 1 <= args.min_gpus <= args.max_gpus:
         raise InputError(
             f"--min_gpus is {args.min_gpus} and --max_gpus {args.max_gpus}; they must be positive, "

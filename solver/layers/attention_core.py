@@ -68,11 +68,13 @@ def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
 
 
 def _flash(
-    shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1, window: bool = False
-) -> list[Op]:
+    shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1, window: bool = False,
+    held: Array | None = None,
+) -> list[Op]:  # fmt: skip
     """One call of the kernel, forward and backward; blocks: parts of each sequence that it treats like sequences.
 
-    window: seq_kv are the keys of a window. The backward passes of cuDNN's 8-bit kernels compute the whole causal triangle then
+    held: the keys that the rank holds, which have gradients, where a query sees fewer (seq_kv). window: these are the keys of a
+    window. The backward passes of cuDNN's 8-bit kernels compute the whole causal triangle then
     (predictor.kernels.fp8_attention: 0.5, 1.8, 6.3, 23.7 and 91.5 ms of fp8 at 2k to 32k tokens, 0.2 to 3.6 ms in 16 bits).
     """
     heads, kv_heads = _heads_after_cp(shapes)
@@ -82,7 +84,8 @@ def _flash(
 
     ran = shapes.run.precision if _in_fp8(shapes) else ""
     queries = dims["batch"] * seq_q * heads
-    gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * shapes.kv_width
+    keys = dims["batch"] * (seq_kv if held is None else held) * kv_heads
+    gradients = queries * shapes.model.qk_head_dim + keys * shapes.kv_width
     written = {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}
     forward, backward = ({**dims, "backward": which} for which in (False, True))
     if window and ran:
@@ -124,7 +127,7 @@ def _whole_sequence(shapes: Shapes, count: Array, seq: Array) -> list[Op]:
         blocks, share = _blocks(shapes, kind.chunk)
         return _flash(shapes, "attention", count * share, kind.chunk, kind.chunk, True, blocks)
     if kind.window:
-        return _flash(shapes, "attention", count, seq, _seen(shapes), False, window=True)
+        return _flash(shapes, "attention", count, seq, _seen(shapes), False, window=True, held=seq)
     return _flash(shapes, "attention", count, seq, seq, True)
 
 
@@ -150,7 +153,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
             *kv_gather(shapes),
             *kv_regather(shapes),
             *_whole_sequence(shapes, single, run.seq_len),
-            *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
+            *_flash(shapes, "attention.shared", several, local, _seen(shapes), False, held=run.seq_len),
         ]
     ring = cp // shapes.heads_shared
     length = shapes.kind.chunk or run.seq_len  # a packed document is cut over the ranks as a sequence is

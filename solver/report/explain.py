@@ -30,6 +30,7 @@ from solver.report.uncertainty import (
 )
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
+from solver.step.amax_reduction import estimate_amax_reduction
 from solver.step.collective_checks import CHECK_STD
 from solver.step.data_parallel_ops import buffer_op
 from solver.step.layer_table import EstimatedProgram
@@ -271,6 +272,8 @@ def _step_lines(solutions: Solutions, index: int, parts: dict[str, float]) -> li
     sends = estimate_send_recv(solutions.problem, solutions.layouts.one(index).splits)
     found = [_step_line(part, parts[part], sync, at, names) for part, names in _step_parts(solutions, index).items()]
     found.append(_step_line("pp_transfer", parts["pp_transfer"], sends, 0, ("send_recv",)))
+    amax = estimate_amax_reduction(solutions.problem, solutions.layouts.one(index).splits)
+    found.append(_step_line("amax", parts["amax"], amax, 0, ("amax",)))
     return [line for line in found if line is not None]
 
 

@@ -12,6 +12,7 @@ PART_NAMES = {
     "ep_exposed": "exposed exchange of expert tokens",
     "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter",
     "offload_exposed": "activations on their way to and from the host",
+    "amax": "exchange of largest values (FP8)",
     "pp_transfer": "pipeline send/recv",
     "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
     "gradient_sync": "exposed gradient synchronisation",

@@ -94,12 +94,12 @@ def search(
     splits = space.splits.take(keep)
     table = layer_table(problem, splits.layer_keys()[0])
     part = partial(_search_part, problem, table, fixed, top)
-    found = part(splits, progress) if jobs == 1 else _search_parts(part, splits, jobs, progress)
+    found = _search_all(part, splits, jobs, progress)
     if not found.estimated:
         raise InputError(why_no_layout(problem, sequences, fixed))
     if not found.feasible:
-        found = _search_part(problem, table, fixed, top, splits, prunes=False)
-        raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
+        least = _search_all(partial(part, prunes=False), splits, jobs).least_memory
+        raise InputError(_nothing_fits(problem, found.estimated, least))
     rejected = Counter({**space.rejected, DOES_NOT_FIT: found.estimated - found.feasible})
     elapsed = time.perf_counter() - start
 
@@ -161,6 +161,13 @@ def _may_fit(problem: Problem, table: LayerTable, layouts: Layouts) -> np.ndarra
 def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
     """Whether so few layouts of a sample may fit that it is worthwhile to look for them among all."""
     return 2 * np.count_nonzero(_may_fit(problem, table, sample)) < len(sample)
+
+
+def _search_all(
+    part: Callable[..., Found], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None = None
+) -> Found:
+    """Return what ``part`` keeps of all ``splits``, in ``jobs`` processes."""
+    return part(splits, progress) if jobs == 1 else _search_parts(part, splits, jobs, progress)
 
 
 def _search_parts(

@@ -96,8 +96,8 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
     root = sharded.get("root", ())
     again = level if end_recomputed(solutions.problem, solutions.layouts)[index] else Recompute.NONE
     embedding, last = _work(table.embedding, key, "embedding", Recompute.NONE, root), pp * vpp - 1
-    alone = sharded.get("head", () if last == 0 else root)
-    head = _work(table.head, key, "head", again, alone)
+    predicting = (piece for name, pieces in sharded.items() if name.startswith("predicting") for piece in pieces)
+    head = _work(table.head, key, "head", again, (*predicting, *sharded.get("head", () if last == 0 else root)))
     sizes, of_layer = chunks_of(solutions, index), solutions.problem.kinds.of_layer
     starts, held, chunks = np.cumsum([0, *sizes]), 0, []
     for chunk in range(vpp):

@@ -13,6 +13,7 @@ from solver.spec.choices import Recompute
 from solver.step.data_parallel_ops import buffer_op
 from solver.step.once_terms import estimate_synchronisation
 from solver.step.parameter_groups import parameter_groups
+from solver.step.sharded_weights import UNITS
 from solver.step.solutions import Solutions
 from solver.step.synchronisation import reduces_whole
 from solver.step.terms import estimate_send_recv
@@ -21,7 +22,6 @@ from solver.step.time import accumulations, sharded_casts
 _OF_COPIES = {False: "dp", True: "ep_dp"}
 #: Ops once per step whose messages are of other groups than data parallelism.
 _GROUPS = {"gradient_norm": "all", "tied_embedding": "embedding"}
-_UNITS = ("layer", "root", "head")  #: what ZeRO-3 gathers and reduces together
 _FIRST = "gradients.reduce_scatter"  #: the first op of each group of parameters
 
 
@@ -81,14 +81,14 @@ def _send_bytes(solutions: Solutions, index: int) -> int:
 
 
 def sharded_messages(solutions: Solutions, index: int) -> Mapping[str, tuple[Piece, ...]]:
-    """Return ZeRO-3's messages of a layer of each kind (layer0, ...), of embedding and head (root), and of a head that is a
-    unit of its own (head); nothing otherwise."""
+    """Return ZeRO-3's messages of a layer of each kind (layer0, ...), of embedding and head (root), of a head that is a unit
+    of its own (head), and of layers of multi-token prediction (predicting...); nothing otherwise."""
     if int(solutions.layouts.zero[index]) != 3:
         return {}
     found = dict[str, list[Piece]]()
     for name, piece in _pieces(solutions, index):
         owner = name.split(".")[0]
-        if piece.is_message and owner.startswith(_UNITS):
+        if piece.is_message and owner.startswith(UNITS):
             found.setdefault(owner, []).append(piece)
     return {owner: tuple(pieces) for owner, pieces in found.items()}
 
@@ -103,7 +103,7 @@ def _pieces(solutions: Solutions, index: int) -> Iterator[tuple[str, Piece]]:
     for op, op_seconds in zip(estimates.ops, seconds, strict=True):
         number += op.name == _FIRST and op.kind == "reduce_scatter"
         experts = groups[min(max(number, 0), len(groups) - 1)] == EXPERTS
-        if op.name.startswith(_UNITS):
+        if op.name.startswith(UNITS):
             experts = _second_of_its_kind(op, owners)
         group = _GROUPS.get(op.name) or _OF_COPIES[experts]
         if op_seconds > 0:

@@ -21,7 +21,7 @@ _TIMES = {
     "recompute_time": ("recompute",),
     "optim_time": ("optimizer", "gradient_accumulation"),
     "intra_exposed_time": ("tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed"),
-    "inter_exposed_time": ("pp_transfer", "offload_exposed"),
+    "inter_exposed_time": ("pp_transfer", "offload_exposed", "amax"),
     "dp_exposed_time": ("gradient_sync", "parameter_gather", "fsdp_exposed"),
     "bubble_time": ("bubble",),
     "straggler_time": ("stragglers",),

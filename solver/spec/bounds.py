@@ -62,12 +62,17 @@ NUMBERS = {
 }
 
 
-def whole_number(name: str, value: Any) -> int:
-    """Return ``value`` if it is a whole number within the bounds of ``name``; else raise InputError."""
+def whole_number(name: str, value: Any, called: str = "") -> int:
+    """Return ``value`` if it is a whole number within the bounds of ``name``; else raise InputError.
+
+    called: its name where it is given by another one.
+    """
     least, most = WHOLE_NUMBERS[name]
     whole = _index(value)
     if whole is None or not least <= whole <= most:
-        raise InputError(f"{name} is {shown(value)}; it must be a whole number of at least {least} and at most {most}")
+        raise InputError(
+            f"{called or name} is {shown(value)}; it must be a whole number of at least {least} and at most {most}"
+        )
     return whole
 
 

@@ -56,6 +56,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "recompute": tuple(level.name.lower() for level in Recompute),
     "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
     "fp8_recipe": FP8_RECIPES,
+    "fp8_amax_reduction": ("all", "tensor", "none"),
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
     "flash_generation": (0, 1, 2, 3, 4),

@@ -32,7 +32,7 @@ from solver.spec.rules.kernels import attention_rules, loss_rules, projection_ru
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.offload import check_host, offload_rules
 from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, optimizer_rules, zero_broken
-from solver.spec.rules.quantised import ends_rule, gather_rule
+from solver.spec.rules.quantised import amax_rule, ends_rule, gather_rule
 from solver.spec.rules.recomputation import LAYERS_ALONE, groups_rule, module_rules
 from solver.spec.rules.schedules import schedule_broken, schedule_rules
 from solver.spec.rules.sizes import assignment_broken, size_rules
@@ -177,6 +177,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         ),
         *graphs_offered(framework, s),
         gather_rule(framework, s),
+        amax_rule(framework, s),
     )
 
 

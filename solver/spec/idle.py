@@ -26,6 +26,7 @@ def idle_settings(stated: Iterable[str], model: ModelSpec, precision: str, frame
     idle = {
         "fp8_param_gather": (precision not in PRIMARY, of_format),
         "fp8_recipe": (precision != "fp8", of_format),
+        "fp8_amax_reduction": (precision != "fp8", of_format),
         "fp8_attention": (not scaled, of_format),
         "num_layers_at_start_in_bf16": (not scaled, of_format),
         "num_layers_at_end_in_bf16": (not scaled, of_format),

@@ -43,6 +43,9 @@ class Run:
 
     precision: str = "bf16"  #: number format of the linears' GEMMs
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
+    #: Delayed scaling: ranks over which each pass finds its largest values. all: that work on its layers. tensor: of the tensor
+    #: and context group (tp_only_amax_red). none: each rank alone (reduce_amax off).
+    fp8_amax_reduction: str = "all"
     fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored and gathered so, or gathered so by FSDP
     fp8_attention: bool = False  #: quantised runs: fused attention multiplies in 8 bits (fp8_dot_product_attention)
     num_layers_at_start_in_bf16: int = 0  #: quantised runs: layers whose linears stay 16-bit

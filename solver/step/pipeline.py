@@ -39,7 +39,7 @@ from solver.step.terms import SplitTerms
 #: Parts of these seconds, in the order of the rows of PipelineTimes.parts.
 PIPELINE_PARTS = (
     "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "offload_exposed",
-    "pp_transfer", "bubble",
+    "amax", "pp_transfer", "bubble",
 )  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     )
     slowest = bottleneck(stages)
     stage, deferred = slowest.stage, stages.ends.deferred
-    offload = _offload(problem, terms, layouts, layer, stage)
-    pipeline = _pipeline(problem, stages, slowest, root=root, offload=offload)
+    offload, amax = _offload(problem, terms, layouts, layer, stage), 2.0 * vpp * terms.amax[row]
+    pipeline = _pipeline(problem, stages, slowest, root=root, everywhere=offload + amax)
     # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed, and
     # what the compute is too short for: a chunk's two passes exchange one after the other
     beside, send = overlaps_sends(problem, terms, layouts), terms.send_recv[row]
@@ -87,38 +87,38 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * slowest.send_recv,
-        pipeline - m * (slowest.seconds + root + offload + stage.has_head * deferred),
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * amax, m * slowest.send_recv,
+        pipeline - m * (slowest.seconds + root + offload + amax + stage.has_head * deferred),
     ])  # fmt: skip
     forward, backward = over_kinds(stage.layers, layer.forward), over_kinds(stage.layers, layer.backward)
     return PipelineTimes(pipeline, parts, stage, layer.hidden, forward, backward + recomputed)
 
 
 def _pipeline(
-    problem: Problem, stages: PipelineStages, slowest: Bottleneck, *, root: np.ndarray, offload: np.ndarray
+    problem: Problem, stages: PipelineStages, slowest: Bottleneck, *, root: np.ndarray, everywhere: np.ndarray
 ) -> np.ndarray:
     """Return the seconds from the first forward to the last backward pass of a step, by each layout's schedule: [layouts].
 
-    root: seconds that ZeRO-3 adds to a micro batch at the ends. offload: that every stage waits for the host.
+    root: seconds that ZeRO-3 adds to a micro batch at the ends. everywhere: that every stage waits for besides.
     """
     waits = problem.waits_for_norm  # stages for each other at the end of a step
     splits, row = stages.terms.splits, stages.layouts.row
     columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
     v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]
-    seconds = slowest.seconds + root + offload
-    total = stages.filling + root + columns.pp * offload
+    seconds = slowest.seconds + root + everywhere
+    total = stages.filling + root + columns.pp * everywhere
     found: np.ndarray = columns.num_micro_batches * seconds
     interleaved = np.flatnonzero(~v_shaped & ~automatic & (vpp > 1))
     if len(interleaved):
         of, at = columns.take(interleaved), stages.take(interleaved)
-        found[interleaved] = interleaved_pipeline_seconds(at, of, offload[interleaved], root[interleaved], problem.chunks)
+        found[interleaved] = interleaved_pipeline_seconds(at, of, everywhere[interleaved], root[interleaved], problem.chunks)
     fixed = np.flatnonzero(~v_shaped & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
-        work = stage_work(stages.take(fixed), offload[fixed], root[fixed])
+        work = stage_work(stages.take(fixed), everywhere[fixed], root[fixed])
         found[fixed] = fixed_order_seconds(columns.take(fixed), work)
     v = np.flatnonzero(v_shaped)
     if len(v):
-        found[v] = v_shaped_pipeline_seconds(columns.take(v), chunk_work(stages.take(v), offload[v], root[v]), waits)
+        found[v] = v_shaped_pipeline_seconds(columns.take(v), chunk_work(stages.take(v), everywhere[v], root[v]), waits)
     planned = np.flatnonzero(automatic)
     if len(planned):
         stage, terms = slowest.stage, stages.terms

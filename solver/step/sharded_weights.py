@@ -151,7 +151,7 @@ def _units(priced: PricedSplits) -> Iterator[tuple[str, np.ndarray, np.ndarray, 
         trained = trained_elements(problem, part, key) - sum(part.parameters_of[group][key] for group in apart)
         of_dense = sum((part.parameters_of[group][key] for group in dense), np.zeros(len(key)))
         yield name, of_dense, gathered_bytes(problem, part, key, kind.quantised, dense), trained, LINEARS
-        if problem.model.is_mixture_of_experts:
+        if kind.experts:
             experts = part.parameters_of[EXPERTS][key]
             yield name, experts, gathered_bytes(problem, part, key, kind.quantised, [EXPERTS]), experts, EXPERTS
 

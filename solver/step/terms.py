@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.schedule.kinds import splits_backward
+from solver.step.amax_reduction import amax_seconds
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
 from solver.step.host import restart_seconds
@@ -51,7 +52,8 @@ class EndTerms:
 
 @dataclass(frozen=True)
 class SplitTerms:
-    """Terms of each split. key: [S] index into the layer table. send_recv: [S] one activation between neighbouring stages."""
+    """Terms of each split. key: [S] index into the layer table. send_recv: [S] one activation between neighbouring stages.
+    amax: [S] seconds that each pass of a chunk waits for largest values of others (solver.step.amax_reduction)."""
 
     splits: Splits
     key: np.ndarray
@@ -59,6 +61,7 @@ class SplitTerms:
     layers: LayerTerms
     ends: EndTerms
     send_recv: np.ndarray
+    amax: np.ndarray
     once: OnceTerms
 
 
@@ -113,7 +116,9 @@ def split_terms(priced: PricedSplits) -> SplitTerms:
     problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
+    chunks, chunk = distinct((splits.tp, splits.cp, splits.dp, splits.pp, splits.vpp))
     return SplitTerms(
         splits, key, stages_of(problem, splits), layer_terms(problem, table, key), end_terms(table, key),
-        np.where(splits.pp > 1, send_recv + _restart(problem, splits), 0.0), once_terms(priced),
+        np.where(splits.pp > 1, send_recv + _restart(problem, splits), 0.0),
+        amax_seconds(problem, splits.take(chunks))[chunk], once_terms(priced),
     )  # fmt: skip

@@ -16,11 +16,12 @@ BATCH, SEQ = 4_194_304, 4096  # 1,024 sequences
         (128, 1024),
         (2048, 1024),
         (96, 1056),  # 11 x 96 is nearer than 10 x 96
-        (600, 1200),
+        (600, 900),  # half of them, since 1,200 are more than an eighth too many
         (1920, 960),  # half of the GPUs
         (2000, 1000),
         (8000, 1000),  # an eighth
-        (1031, 1024),  # an odd number of GPUs beyond the batch
+        (1031, 1031),
+        (1237, 1024),  # an odd number of GPUs far beyond the batch
     ],
 )
 def test_rounded_to_what_the_gpus_divide(gpus: int, sequences: int) -> None:

@@ -138,7 +138,7 @@ def _layout(file: SectionReader) -> dict[str, Any]:
         "p2p_overlap": overlap.flag("overlap_p2p_comm", model.flag("overlap_p2p_comm", True)),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
-        "fp8_attention": _has_fp8_attention(file),
+        "fp8_attention": _has_fp8_attention(file), **_amax_reduction(file),
     }  # fmt: skip
 
 
@@ -224,6 +224,12 @@ def _has_fp8_attention(file: SectionReader) -> bool:
     if mixed.flag("fp8_multi_head_attention", False):
         raise mixed.wrong("fp8_multi_head_attention", "false: attention's inputs and outputs in fp8 are not modelled")
     return mixed.flag("fp8_dot_product_attention", False)
+
+
+def _amax_reduction(file: SectionReader) -> dict[str, str]:
+    """Return over which ranks delayed scaling finds largest values, where it is used and the file says so."""
+    alone = file.section("model").flag("tp_only_amax_red", False)
+    return {"fp8_amax_reduction": "tensor"} if alone and _precision(file).get("fp8-recipe") == "delayed" else {}
 
 
 def _precision(file: SectionReader) -> Flags:

@@ -33,7 +33,7 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     """
     megatron = run.replace(
         framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
-        fp8_attention=False,
+        fp8_attention=False, fp8_amax_reduction="all",
         zero=min(run.zero, 1), dropout=applies_dropout(model, run),
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron, kinds=True).items()}
@@ -77,6 +77,8 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         found.pop("num_query_groups")
     if run.moe_fused_experts:
         found |= {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": GLU_INTERLEAVED}
+    if run.fp8_amax_reduction == "tensor":
+        found["tp_only_amax_red"] = True
     if "recompute-modules" in flags:
         found["recompute_modules"] = flags["recompute-modules"].split(" ")
     if "offload-modules" in flags:

@@ -152,7 +152,7 @@ KNOWN: Known = keys(
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
         "offload_modules "
         "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph "
-        "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size"
+        "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size tp_only_amax_red"
     ),
     train=keys(
         "_target_ micro_batch_size global_batch_size train_iters train_samples eval_interval eval_iters exit_interval "

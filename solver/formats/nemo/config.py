@@ -45,7 +45,8 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     flags = _model(model) | _vocabulary(model, source) | _precision(trainer, model) | _optimizer(model.section("optim"))
     launch = Launch(trainer.whole("num_nodes", 1), trainer.whole("devices"))
     world = launch.world_size
-    read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, rules=CORE)
+    given = {f"--{flag}": value for flag, value in flags.items()}
+    read = run_of_arguments(given, world, source.path, rules=CORE)
     optim = model.section("optim")
     stated = "grad_sync_dtype" in optim
     # Megatron-Core's own optimizer (setup_mcore_distributed_parallel) sums in fp32 where apex's takes the model's type
@@ -56,6 +57,7 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     layout = {
         **read.layout, "framework": FRAMEWORK, "grad_dtype": GRADIENTS[gradients],
         "tp_comm_overlap": model.flag("ub_tp_comm_overlap", False), "p2p_overlap": model.flag("overlap_p2p_comm", True),
+        **({"fp8_amax_reduction": "none"} if "--fp8-recipe" in given and not model.flag("reduce_amax", True) else {}),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = broken(RULES, Arguments(flattened(sections), world))

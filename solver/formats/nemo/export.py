@@ -25,7 +25,7 @@ def nemo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -
     Raises InputError for what NeMo 1's settings do not express, by name.
     """
     _refuse(model, run)
-    plain = run.replace(framework=FRAMEWORK, tp_comm_overlap=False, grad_dtype="fp32")
+    plain = run.replace(framework=FRAMEWORK, tp_comm_overlap=False, grad_dtype="fp32", fp8_amax_reduction="all")
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, plain).items()}
     nodes, each = nodes_of(run, gpus_per_node)
     comments = [
@@ -66,8 +66,8 @@ def _model(model: ModelSpec, run: Strategy, flags: dict[str, Any]) -> dict[str, 
         "activation": "fast-swiglu" if model.gated_mlp else "gelu", "use_flash_attention": run.attention == "flash",
         "activations_checkpoint_granularity": flags.get("recompute-granularity"),
         "cpu_offloading": "cpu-offloading-num-layers" in flags, "fp8": run.precision == "fp8",
-        "fp8_hybrid": run.precision == "fp8", "ub_tp_comm_overlap": run.tp_comm_overlap,
-        "overlap_p2p_comm": run.p2p_overlap if run.pp > 1 and run.vpp > 1 else True,
+        "fp8_hybrid": run.precision == "fp8", "reduce_amax": run.fp8_amax_reduction != "none",
+        "ub_tp_comm_overlap": run.tp_comm_overlap, "overlap_p2p_comm": run.p2p_overlap if run.pp > 1 and run.vpp > 1 else True,
         "optim": {
             "name": "distributed_fused_adam" if run.zero else "fused_adam", "grad_sync_dtype": run.grad_dtype,
             "overlap_grad_sync": run.overlap_grad_reduce, "overlap_param_sync": run.overlap_param_gather and run.zero > 0,

@@ -51,7 +51,7 @@ _NEUTRAL = (
     "native_amp_init_scale native_amp_growth_interval hysteresis fp16_lm_cross_entropy "
     "grad_allreduce_chunk_size_mb grad_div_ar_fusion bias_activation_fusion bias_dropout_add_fusion masked_softmax_fusion seed "
     "resume_from_checkpoint use_cpu_initialization onnx_safe apex_transformer_log_level gradient_as_bucket_view "
-    "get_attention_mask_from_fusion reduce_amax "
+    "get_attention_mask_from_fusion "
     "sync_batch_comm fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo use_emha tp_comm_atomic_ag "
     "tp_comm_atomic_rs nsys_profile data batch_p2p_comm ub_tp_comm_overlap_cfg gc_interval"
 )
@@ -66,7 +66,7 @@ KNOWN: Known = keys(
     model=keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL)) + " rampup_batch_size normalization "
         "activation override_vocab_size transformer_engine megatron_amp_O2 use_flash_attention fp8 fp8_e4m3 fp8_hybrid "
-        "ub_tp_comm_overlap overlap_p2p_comm cpu_offloading num_micro_batches_with_partial_activation_checkpoints "
+        "reduce_amax ub_tp_comm_overlap overlap_p2p_comm cpu_offloading num_micro_batches_with_partial_activation_checkpoints "
         "activations_checkpoint_layers_per_pipeline fsdp fp32_residual_connection headscale transformer_block_type",
         tokenizer=keys(
             "library type model delimiter vocab_file merge_file sentencepiece_legacy use_fast trust_remote_code special_tokens "

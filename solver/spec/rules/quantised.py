@@ -25,3 +25,11 @@ def gather_rule(framework: Framework, s: Run) -> tuple[bool, str]:
     gathers = s.fp8_param_gather and s.precision in QUANTISED
     offered = framework.memory.quantised_weights or (framework.can_run.gathers_fp8_shards and s.precision == "fp8")
     return offered or not gathers, f"{framework.name} does not offer fp8_param_gather with precision {s.precision}"
+
+
+def amax_rule(framework: Framework, s: Run) -> tuple[bool, str]:
+    """Return (holds, what is broken) of the ranks over which largest values are found."""
+    stated = s.fp8_amax_reduction != "all"
+    return not stated or delays(framework, s), (
+        f"fp8_amax_reduction {s.fp8_amax_reduction} changes nothing without fp8_recipe delayed under Transformer Engine"
+    )

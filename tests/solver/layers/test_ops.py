@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from solver.layers.decoder import layer_program
 from solver.layers.head import head_program
 from solver.layers.program import LINEAR, Op
 from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import PLAIN
 
 
-def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> dict[str, Op]:
+def ops_of(mode: str, tp: Any, build: Any = layer_program, window: int = 0, **constants: Any) -> dict[str, Op]:
     """Return the ops of TINY with sequences of 32 tokens, by label."""
-    program = build(layer_keys(mode, tp), TINY, toy_layout(8, 32, **constants), cluster_of(DEVICE))
+    kinds = (replace(PLAIN, window=window),) if window else ()
+    program = build(layer_keys(mode, tp), TINY, toy_layout(8, 32, **constants), cluster_of(DEVICE), *kinds)
     return {op.label: op for op in program.ops}
 
 
@@ -79,6 +82,9 @@ def test_deterministic_runs_fill_new_tensors_before_they_are_written() -> None:
     assert filled["wqkv.fill.weight_grad"] == 64 * 128 * 2
     assert filled["attention.fill.forward"] == 32 * 64 * 2
     assert filled["attention.fill.input_grad"] == 32 * (64 + 2 * 32) * 2  # of queries, keys and values
+    windowed = ops_of("mtp", 1, framework="megatron-core", window=8, deterministic=True)
+    assert windowed["attention.input_grad"].dims["seq_kv"] < 32, "a query sees some of the keys, all of which have gradients"
+    assert windowed["attention.fill.input_grad"].dims["bytes"] == filled["attention.fill.input_grad"]
     fp32 = ops_of("mtp", 1, framework="megatron-core", grad_dtype="fp32", deterministic=True)
     assert np.all(fp32["wqkv.fill.weight_grad"].dims["bytes"] == 0)
     # a ring of one rank takes no further step, and fills nothing for it

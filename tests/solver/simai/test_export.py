@@ -246,6 +246,22 @@ def test_zero3_gathers_each_layer_twice_and_scatters_its_gradients() -> None:
     assert stages == {("all_gather", "forward"): 34, ("all_gather", "backward"): 32, ("reduce_scatter", "backward"): 34}
 
 
+def test_zero3_messages_of_every_unit_are_of_the_ranks_that_shard_it() -> None:
+    """DeepSeek-V3: 3 dense layers, 58 with experts, and one of multi-token prediction, which has experts too; layers are gathered
+    twice, the ends, which stay, and the last module once."""
+    layout = {"ep": 64, "dp": 256, "world_size": 256, "num_micro_batches": 1, "zero": 3, "zero_shard_size": 256}
+    _, table, solutions = exported("deepseek_v3", framework="megatron-bridge", **layout)
+    items = [item for item in table.items if item.group in ("dp_group", "ep_dp_group")]
+    number = Counter((item.group, item.kind) for item in items)
+    assert number == {
+        ("dp_group", "all_gather"): 2 * 61 + 1 + 1, ("dp_group", "reduce_scatter"): 61 + 1 + 1,
+        ("ep_dp_group", "all_gather"): 2 * 58 + 1, ("ep_dp_group", "reduce_scatter"): 58 + 1,
+    }  # fmt: skip
+    experts = 3 * 7168 * 2048 * 256 // 64 * 2  # of a layer on one rank, in 16 bits
+    size = sum(int(str(item.size)) for item in items if (item.group, item.kind) == ("ep_dp_group", "reduce_scatter"))
+    assert size == 59 * experts * solutions.problem.element_bytes.gradient / 2
+
+
 @pytest.mark.parametrize(("model", "layout"), [("llama2_7b", DENSE), ("mixtral_8x7b", {"ep": 8, "dp": 16})])
 def test_kernel_times_add_up_to_the_blocks_that_aicb_knows(model: str, layout: dict[str, int | str]) -> None:
     _, solutions = priced(model, **layout)

@@ -88,7 +88,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     assert by_part == pytest.approx(
         {
             "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "ep_exposed": 0,
-            "fsdp_exposed": 0, "offload_exposed": 0,
+            "fsdp_exposed": 0, "offload_exposed": 0, "amax": 0,
             "pp_transfer": 3 * send_recv, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
             "parameter_gather": 0, "optimizer": optimizer, "stragglers": 0,
         },
