@@ -39,6 +39,8 @@ KIND_SHARE = {
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
 #: one more sum, 24, fused 4. Both products and the half that is negated are ``strided``.
 #: gated_act: activation 4, product 6 = 10, fused 6; backward two products 12, activation 6 = 18, fused 10.
+#: gated_act_split: the same where gate and up are halves of one tensor, views that are not contiguous: activation and product
+#: take one value after the other, and backward the product with up and the activation; that with the activated gate does not.
 #: mixed: a 16-bit value is added to one in fp32; cast: to fp32: kernels of torch that cast as they load read no vectors; a cast
 #: alone reaches 1.41 of 2.04 TB/s on H100 PCIe (pytorch's pull request 137053, before it vectorised casts).
 #: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
@@ -56,6 +58,7 @@ KIND_SHARE = {
 EAGER_BYTES = {
     "rope_eager": {"residual": 10 / 4, "strided": 10 / 4}, "rope_eager_grad": {"residual": 14 / 4, "strided": 10 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 18 / 10},
+    "gated_act_split": {"strided": 8 / 6}, "gated_act_split_grad": {"residual": 6 / 10, "strided": 8 / 10},
     "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
     "expert_bias_eager": {"residual": 14 / 4, "mixed": 10 / 4, "row": 4 / 4},
     "expert_bias_eager_grad": {"residual": 10 / 2, "cast": 6 / 2, "row": 24 / 2},

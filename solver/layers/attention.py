@@ -45,16 +45,16 @@ def _split_copies(shapes: Shapes) -> list[Op]:
     """
     if shapes.framework.kernels.splits_groups and shapes.model.num_attention_heads > shapes.model.num_key_value_heads:
         return _copies_of_groups(shapes)
-    if not shapes.framework.kernels.splits_interleaved:
+    kernels, d, twice = shapes.framework.kernels, shapes.model.head_dim, 2.0 * shapes.element
+    if not kernels.fused_qkv or not (kernels.splits_interleaved or kernels.joins_gradients):
         return []
-    d, twice = shapes.model.head_dim, 2.0 * shapes.element
+    backward = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d
+    join = memory_bound("qkv.join", ATTENTION, "copy", backward, 0.0, twice)
+    if not kernels.splits_interleaved:
+        return join
     grouped = (shapes.heads > shapes.kv_heads) & (shapes.kv_heads > 1)
     forward = shapes.tokens * (shapes.heads * grouped + shapes.kv_heads) * d
-    backward = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d
-    return [
-        *memory_bound("qkv.split", ATTENTION, "copy", forward, twice, 0.0),
-        *memory_bound("qkv.join", ATTENTION, "copy", backward, 0.0, twice),
-    ]
+    return [*memory_bound("qkv.split", ATTENTION, "copy", forward, twice, 0.0), *join]
 
 
 def _copies_of_groups(shapes: Shapes) -> list[Op]:

@@ -44,6 +44,7 @@ def activation_ops(shapes: Shapes, name: str, module: str, elements: Array) -> l
         name, module, kind, elements, forward * element, backward * element, fused=fused, gradient=f"{kind}_grad"
     )
     if not fused and shapes.framework.kernels.fused_gate_up:
+        ops = [replace(op, variant=op.variant.replace("_eager", "_split")) for op in ops]
         joined = memory_bound(f"{name}.join", module, "residual", elements, 0.0, 4.0 * element)
         ops += [replace(op, launches=0.0) for op in joined]
     return ops

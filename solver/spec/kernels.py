@@ -13,6 +13,8 @@ class Kernels:
     transformer_engine: bool = False  #: layers are made of Transformer Engine's modules
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
     splits_interleaved: bool = False  #: their product holds them group by group, and is copied apart and joined again
+    #: They are views of it (torch.split, chunk), so that autograd joins their gradients by a copy; not beside the one above.
+    joins_gradients: bool = False
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
     one_layernorm: bool = False  #: LayerNorm is one kernel even where norms are not fused, as torch.nn.functional.layer_norm
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones

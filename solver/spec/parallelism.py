@@ -67,6 +67,9 @@ class DataParallel:
     #: Experts of which no other rank holds copies are a unit of FSDP's all the same, to be cast for each pass.
     wraps_lone_experts: bool = False
     reduce_scatter_copies: float = 0.0
+    #: Of these, autograd's joining of a unit's gradients, which comes before they are cast to a wider type (FSDP1:
+    #: _runtime_utils.py, _post_backward_hook).
+    joins_before_cast: bool = False
     sharded_gather_copies: float = 0.0  #: further ones of the weights that ZeRO-3 gathers
     #: Memory traffic per parameter of a shard before ZeRO-3 gathers it: 6 bytes of a cast of fp32 to 16 bits, 4 of a copy.
     shard_cast_bytes: float = 0.0

@@ -84,6 +84,10 @@ def sharded_weight_ops(priced: PricedSplits, groups: Mapping[str, ParameterGroup
         ops += copy_ops(f"{name}.all_gather", gathered * (sync.all_gather_copies + sync.sharded_gather_copies), group)
         ops += copy_ops(f"{name}.all_gather", _shard_casts(problem, elements, gathered) / shard, group)
         copied = sizes.gradient * sync.reduce_scatter_copies + _before_reducing(problem)
+        if sync.joins_before_cast and sizes.gradient > sizes.activation:
+            copied -= 2.0 * (sizes.gradient - sizes.activation)
+            cast = copy_ops(f"{name}.reduce_scatter", trained * (sizes.activation + sizes.gradient), group)
+            ops += [replace(op, variant="cast") for op in cast]
         ops += copy_ops(f"{name}.reduce_scatter", trained * copied, group)
         if of == EXPERTS and sync.wraps_lone_experts:
             ops += _lone_casts(name, elements, trained, group)

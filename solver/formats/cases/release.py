@@ -68,6 +68,8 @@ def _release(
     later = modern or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
     if framework.name == "internevo-2023" and later:
         return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"
+    if framework.name == "llm-foundry-2023" and run.get("grad_dtype") == "fp32":
+        return "llm-foundry-2023-10", "whose benchmarks reduce in fp32 (mixed_precision DEFAULT)"
     whole = all(run.get(key, 1) == 1 for key in ("tp", "cp", "pp"))
     plain = framework.name == MEGATRON_DEEPSPEED.name and not re.search(_OWN_LAYERS, words)
     if plain and whole and (model.gated_mlp or modern):

@@ -43,7 +43,9 @@ MEGATRON_DEEPSPEED = Framework(
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
     tied_embeddings=True,
     # its MixedFusedLayerNorm is Apex's FusedLayerNorm
-    kernels=Kernels(dropout=True, bias_apart=True, norm_gradient="norm_grad_apex", launch_seconds=OWN_LAYERS_LAUNCH),
+    kernels=Kernels(
+        dropout=True, bias_apart=True, norm_gradient="norm_grad_apex", launch_seconds=OWN_LAYERS_LAUNCH, joins_gradients=True
+    ),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",
@@ -176,6 +178,7 @@ ALEPH_ALPHA = Framework(
         flash_unstated=1,  # the paper compares runs with FlashAttention 1 and 2, which cases both call flash
         loss_metric=1,  # its language model's loss function also counts the tokens whose largest logit is right
         attention_layout_copies=(0, 2),
+        joins_gradients=True,
     ),
     # core/nn/norm/rms_norm.py all-gathers the norm's output; each ColumnParallelLinear all-reduces its own input's gradient
     tensor_parallel=TensorParallel(

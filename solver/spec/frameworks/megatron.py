@@ -45,7 +45,8 @@ MEGATRON_LM_2023 = Framework(
     tied_embeddings=True,  # --untie-embeddings-and-output-weights is off
     narrow_fp16_gradients=True,  # --accumulate-allreduce-grads-in-fp32 is off, and forced for bf16 only
     # --attention-dropout and --hidden-dropout default to 0.1; core/tensor_parallel/layers.py: output + bias
-    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
+    # model/transformer.py: tensor_parallel.split_tensor_along_last_dim of mixed_x_layer
+    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH, joins_gradients=True),
     tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
     data_parallel=DataParallel(
         bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters, of experts too

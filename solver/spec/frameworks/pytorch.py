@@ -112,6 +112,7 @@ FSDP = Framework(
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(
         reduce_scatter_copies=4.0,
+        joins_before_cast=True,
         accumulating_gemms=False,
         shards_units=True,
         no_sync=True,
@@ -129,7 +130,7 @@ FMS_FSDP = FSDP.derive(
     "2024-03",
     family="fms-fsdp",
     can_run={"recompute": ("none", "full"), "soft_caps": "", "linear_attention": False},
-    kernels={"fused_qkv": True},  # fms, modules/attention.py
+    kernels={"fused_qkv": True, "joins_gradients": True},  # fms, modules/attention.py: qkv_fused(...).split
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0, "no_sync": False},
     recomputation={"selective_is_full": True},
     memory={"drops_logits": False},  # utils/train_utils.py: output is there until the next micro batch
@@ -147,6 +148,7 @@ FSDP2_2025 = FSDP.derive(
     data_parallel={
         "all_gather_copies": 2.0,
         "reduce_scatter_copies": 2.0,
+        "joins_before_cast": False,
         "no_sync": False,
         "regathers_root": True,
         "shard_cast_bytes": 10.0,  # _fsdp_param.py, all_gather_inputs; _fsdp_collectives.py, all_gather_copy_in

@@ -55,6 +55,14 @@ def test_chains_of_eager_kernels(kind: str) -> None:
     assert found.relative_std == 0.30 and found.basis == Basis.ROOFLINE
 
 
+def test_gates_of_two_halves_run_value_by_value() -> None:
+    """Forward 4 bytes of the activation and 4 of 6 of the product; backward 8 of 18, beside plain kernels for the other."""
+    fit = MemoryBoundModel.fit(NOTHING, replace(DEVICE, memory_bandwidth=8e12))
+    split, eager = (fit.predict(f"gated_act_{how}", SIZE).seconds for how in ("split", "eager"))
+    back, back_eager = (fit.predict(f"gated_act_{how}_grad", SIZE).seconds for how in ("split", "eager"))
+    assert split > 1.3 * eager and back_eager < back < split * 10 / 6 * 18 / 10
+
+
 def test_kernels_without_vectors_are_limited_by_the_multiprocessors() -> None:
     """Of 132 multiprocessors 2.4e9 values a second each: 4, 6 and 10 bytes; slower memory limits them as others."""
     fit = MemoryBoundModel.fit(NOTHING, replace(DEVICE, memory_bandwidth=8e12))

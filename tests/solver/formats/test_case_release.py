@@ -37,6 +37,8 @@ def case(model: dict[str, Any], framework: str = "megatron-core", hardware: str 
         ("NeMo", "b200_sxm", {}, "nemo-25"),
         ("Meta internal (FSDP)", "h100_sxm", {"tp": 8, "pp": 16}, "generic"),
         ("PyTorch FSDP", "h100_sxm", {}, "fsdp"),
+        ("llm-foundry/composer FSDP", "a100_sxm_40gb", {"grad_dtype": "bf16"}, "llm-foundry-2023"),
+        ("llm-foundry/composer FSDP", "h100_sxm", {"grad_dtype": "fp32"}, "llm-foundry-2023-10"),
         ("ms-swift megatron", "h100_sxm", {"tp": 2}, "megatron-core-0.12"),
         ("ms-swift", "h100_sxm", {}, "fsdp"),
         ("ROCm Megatron-LM v25.6", "mi300x", {}, "megatron-core-0.12"),

@@ -163,6 +163,18 @@ def test_a_ring_rescales_and_adds_its_parts_by_hand() -> None:
     assert not {"attention.correction.forward", "attention.gradients.input_grad"} & set(moved(program(cp_comm="ring")))
 
 
+@pytest.mark.parametrize(
+    ("framework", "joins"),
+    [("megatron-lm", True), ("megatron-deepspeed", True), ("llm-foundry", True), ("fms-fsdp", True), ("aleph alpha", True),
+     ("fsdp", False), ("torchtitan", False)],
+)  # fmt: skip
+def test_gradients_of_views_of_one_product_are_joined(framework: str, joins: bool) -> None:
+    """64 tokens of 4 + 2 + 2 heads of 16; not where kernels take and return all three at once, or projections are apart."""
+    found = moved(program(framework=framework))
+    assert found.get("qkv.join.input_grad", ("", 0.0))[1] == (64 * 8 * 16 * 4 if joins else 0.0)
+    assert "qkv.split.forward" not in found
+
+
 def test_megatron_copies_around_the_split_of_q_k_and_v() -> None:
     """64 tokens; 4 heads of queries in 2 groups, and 2 of values, are copied; the gradients of 8 heads are joined."""
     found = moved(program(framework="megatron-core"))

@@ -45,6 +45,10 @@ def test_bytes_of_activations() -> None:
         found = moved(program(TINY, framework=framework))
         assert found["activation.forward"] == (kinds[0], elements * 6)
         assert found["activation.input_grad"] == (kinds[1], elements * 10)
+    # eager kernels take the halves of one tensor, gate and up, value by value
+    halves = moved(program(TINY, framework="nanotron"))
+    assert halves["activation.forward"] == ("gated_act_split", elements * 6)
+    assert halves["activation.input_grad"] == ("gated_act_split_grad", elements * 10)
     # not gated: one read and one write; backward reads one more
     found = moved(program(TINY.replace(gated_mlp=False)))
     assert (found["activation.forward"], found["activation.input_grad"]) == (("act", elements * 4), ("act_grad", elements * 6))

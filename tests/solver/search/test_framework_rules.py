@@ -118,6 +118,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("fsdp2", "fsdp2-2025-10", "fsdp2-2025-04"), (*FSDP, zero(2, 3))),
     "fms-fsdp": FSDP,
     "llm-foundry-2023": FSDP,
+    "llm-foundry-2023-10": FSDP,
     "llm-foundry-2024": FSDP,
     "maxtext": (zero(0, 3), lambda model, s: s.tp == s.cp == s.pp == 1),
     "nanotron": (zero(0, 1), one_mode("mtp", "msp"), NO_CP, NO_CHUNKS, WHOLE_KV),

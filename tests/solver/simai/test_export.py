@@ -247,8 +247,8 @@ def test_zero3_gathers_each_layer_twice_and_scatters_its_gradients() -> None:
 
 
 def test_zero3_messages_of_every_unit_are_of_the_ranks_that_shard_it() -> None:
-    """DeepSeek-V3: 3 dense layers, 58 with experts, and one of multi-token prediction, which has experts too; layers are gathered
-    twice, the ends, which stay, and the last module once."""
+    """DeepSeek-V3: 3 dense layers, 58 with experts, and one of multi-token prediction, which has experts too; layers are
+    gathered twice, the ends, which stay, and the last module once."""
     layout = {"ep": 64, "dp": 256, "world_size": 256, "num_micro_batches": 1, "zero": 3, "zero_shard_size": 256}
     _, table, solutions = exported("deepseek_v3", framework="megatron-bridge", **layout)
     items = [item for item in table.items if item.group in ("dp_group", "ep_dp_group")]

@@ -29,6 +29,8 @@ from solver.step.stage_seconds import (
 
 #: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
 LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
+#: Autograd joins the gradients of 32 tokens' queries, keys and values, 128 values each, where these are views of one product.
+JOIN = 32 * 128 * 4 * BYTE
 #: The weight gradients of a layer: 2 * 32 tokens * 36,864 FLOPs.
 WEIGHT_GRAD = 2_359_296 * FLOP
 #: The head's: 2 * 32 * 64 * 256 FLOPs.
@@ -51,7 +53,7 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients(
     monkeypatch.setattr("solver.step.host.RESTART_LAUNCHES", 0)
     found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "attention": "flash"}, schedule=schedule, dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
-    on_first = LAYER + EMBEDDING + SEND
+    on_first = LAYER + JOIN + EMBEDDING + SEND
     assert part(found, "bubble")[0] == pytest.approx(on_first - filled * (WEIGHT_GRAD + HEAD_WEIGHT_GRAD), rel=1e-9)
 
 
@@ -162,7 +164,7 @@ def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
                  num_micro_batches=4)  # fmt: skip
     last = float(part(found, "compute")[0]) / 4
     weight = WEIGHT_GRAD + HEAD_WEIGHT_GRAD
-    first, share = LAYER + EMBEDDING, (last - 2 * weight + 4 * SEND) / last
+    first, share = LAYER + JOIN + EMBEDDING, (last - 2 * weight + 4 * SEND) / last
     hidden = max((first + last) / 2 * (4 + share) - 4 * last, 0.0)
     assert part(found, "pp_transfer")[0] == 0
     assert part(found, "bubble")[0] == pytest.approx((share * first + hidden) / 2, rel=1e-9)
@@ -186,7 +188,7 @@ def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
                      zero=0, num_micro_batches=4)  # fmt: skip
         return float(part(found, "pp_transfer")[0]), float(part(found, "bubble")[0])
 
-    on_first = 2 * LAYER + EMBEDDING
+    on_first = 2 * (LAYER + JOIN) + EMBEDDING
     assert parts(True) == pytest.approx((0.0, on_first / 2 + 2 * 3 * SEND), rel=1e-9)
     waited = SEND + RESTART
     # the first stage waits for 3 sends too, in each of its two chunks for half as many on average
@@ -217,7 +219,7 @@ def test_the_bubble_has_the_recomputed_layers_of_the_other_stages() -> None:
     found = tiny("generic", 2, model, RUN, dp=1, pp=2, zero=0, num_micro_batches=4, recompute="full", recompute_layers=1)
     once = float(part(found, "recompute")[0]) / 4
     assert once == pytest.approx(2_494_464 * FLOP + 77_824 * BYTE, abs=2048 * 6 * BYTE * 1.01)
-    assert part(found, "bubble")[0] == pytest.approx(2 * LAYER + once + EMBEDDING + SEND, rel=1e-9)
+    assert part(found, "bubble")[0] == pytest.approx(2 * (LAYER + JOIN) + once + EMBEDDING + SEND, rel=1e-9)
 
 
 def test_recomputation_of_some_layers_counts_those_of_the_slowest_stage() -> None:
@@ -247,11 +249,11 @@ def test_chunks_of_a_v_by_hand() -> None:
     # backward pass brings the gradients to the chunk before; in the middle each pass waits for one
     forward, weight = 2_494_464 * FLOP + 77_824 * BYTE, WEIGHT_GRAD
     first, last, other = _v_shaped(4, 8)
-    assert other == pytest.approx([forward + SEND, LAYER - forward - weight + SEND, weight], rel=1e-9)
+    assert other == pytest.approx([forward + SEND, LAYER + JOIN - forward - weight + SEND, weight], rel=1e-9)
     assert first[0] == pytest.approx(forward + 2048 * 4 * BYTE + SEND, rel=1e-9)  # the lookup reads and writes 2,048 elements
     assert last[2] == pytest.approx(weight + HEAD_WEIGHT_GRAD, rel=1e-9)
     # of two stages the second is where a V turns: half of its passes wait
-    assert _v_shaped(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER - forward - weight + SEND / 2, weight], rel=1e-9)
+    assert _v_shaped(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER + JOIN - forward - weight + SEND / 2, weight], rel=1e-9)
     # what every micro batch waits for in all stages and at the ends is shared by the two chunks, and is no forward pass's
     waited = _v_shaped(4, 8, everywhere=6e-6, at_ends=2e-6) - _v_shaped(4, 8)
     np.testing.assert_allclose(waited, [[0, 4e-6, 0]] * 3, rtol=1e-6, atol=1e-15)
