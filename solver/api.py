@@ -90,7 +90,7 @@ def load_problem(
     defaults = {key: value for key, value in flags.items() if key not in AXES}
     stated = whole_number("seq_len", seq_len) if seq_len is not None else run_config.seq_len
     length = stated or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)
-    if seq_len is not None and model.position == "rope" and 0 < model.max_position_embeddings < length:
+    if seq_len is not None and model.position != "learned" and 0 < model.max_position_embeddings < length:
         model = model.replace(max_position_embeddings=length)  # asked for, so trained for
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size}
     run = run_from({**values, "seq_len": length}, run_config.name)

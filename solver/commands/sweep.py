@@ -171,7 +171,8 @@ def _table(rows: Sequence[Row]) -> Table:
     """Return the fastest rows per GPU of each model and sequence."""
     ordered = sorted(rows, key=lambda row: (row["model"], row["seq_len"] or 0, -(row["tgs"] or 0.0)))
     table = Table(title="Best layouts" + (f", the first {_SHOWN}" if len(rows) > _SHOWN else ""), title_justify="left")
-    for name in ("model", "sequence", "machine", "GPUs"):
+    several = len({row["framework"] for row in rows}) > 1
+    for name in ("model", "sequence", "machine", *(["framework"] if several else []), "GPUs"):
         table.add_column(name, no_wrap=True)
     for name in ("TGS", "step", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -180,6 +181,12 @@ def _table(rows: Sequence[Row]) -> Table:
         numbers = _numbers_of(row) if row["tgs"] is not None else ("",) * 4
         sequence = "" if row["seq_len"] is None else f"{row['seq_len']:,}"
         table.add_row(
-            row["model"], sequence, row["machine"], f"{row['world_size']:,}", *numbers, row["layout"] or row["reason"]
+            row["model"],
+            sequence,
+            row["machine"],
+            *([str(row["framework"])] if several else []),
+            f"{row['world_size']:,}",
+            *numbers,
+            row["layout"] or row["reason"],
         )
     return table

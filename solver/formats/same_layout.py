@@ -91,7 +91,11 @@ def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -
     for field in fields(Strategy):
         mine, other = getattr(wanted, field.name), getattr(got, field.name)
         if mine != other and field.name != "framework":
-            raise InputError(f"{field.name} {mine}: {what} has no place for it (it would mean {other})")
+            means = str(other).lower() if isinstance(other, bool) else other
+            advice = (
+                f"; --set {field.name}={means} asks for that" if field.name in CONSTANTS and means not in ("", None) else ""
+            )
+            raise InputError(f"{field.name} {mine}: {what} has no place for it (it would mean {other}){advice}")
 
 
 def _code(name: str) -> Framework:

@@ -67,10 +67,10 @@ class Side:
 def probability_faster(side: Side, other: Side) -> float:
     """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
 
-    Both errors are log-normal. Of two layouts of one run, on one machine or on two estimated from the same kernels, the smaller
-    uncertainty of each kind of op is common, and what is of the system; what is not: LAYOUT_STD each, the rest of each kind,
-    and that of a tensor group that spans nodes where only one of them has such. Of two models, frameworks or sets of kernels
-    nothing is taken to be common.
+    Both errors are log-normal. Of two layouts of one run, on one machine or on two estimated from the same kernels (a device
+    and one that is derived from it), the smaller uncertainty of each kind of op is common, and what is of the system; what is
+    not: LAYOUT_STD each, the rest of each kind, and that of a tensor group that spans nodes where only one of them has such. Of
+    two models, frameworks or sets of kernels nothing is taken to be common.
     """
     if _run_of(side) != _run_of(other):
         std = math.hypot(side.why.relative_std, other.why.relative_std)
@@ -82,7 +82,7 @@ def probability_faster(side: Side, other: Side) -> float:
 def _run_of(side: Side) -> tuple[Any, ...]:
     """Return what two estimates must share for some of their errors to be common: the run, and what its kernels rest on."""
     p = side.solutions.problem
-    return side.kernels, p.cost.origin, p.model, p.run.framework, p.run.precision, p.run.seq_len
+    return side.kernels, p.model, p.run.framework, p.run.precision, p.run.seq_len
 
 
 def verdicts(sides: Sequence[Side]) -> list[str]:

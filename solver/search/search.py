@@ -99,7 +99,7 @@ def search(
         raise InputError(why_no_layout(problem, sequences, fixed))
     if not found.feasible:
         least = _search_all(partial(part, prunes=False), splits, jobs).least_memory
-        raise InputError(_nothing_fits(problem, found.estimated, least))
+        raise InputError(_nothing_fits(problem, found.estimated, least, fixed))
     rejected = Counter({**space.rejected, DOES_NOT_FIT: found.estimated - found.feasible})
     elapsed = time.perf_counter() - start
 
@@ -240,10 +240,11 @@ def batch_sequences(problem: Problem, sequences: int | None, tokens: int | None)
     return count
 
 
-def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
-    gpus = counted(problem.run.world_size, "GPU")
+def _nothing_fits(problem: Problem, estimated: int, least: float, fixed: Mapping[str, Any]) -> str:
+    gpus, single = counted(problem.run.world_size, "GPU"), [name for name in ("tp", "pp", "cp") if fixed.get(name) == 1]
+    free = f"; {', '.join(single)} {'is' if len(single) == 1 else 'are'} fixed at 1: leave that free" if single else ""
     return (
         f"none of {estimated} layouts of {problem.model.name} fits on {gpus}: the smallest "
         f"needs {least / GIB:.3g} GiB of {problem.cluster.memory_bytes / GIB:.3g} GiB each; use more GPUs "
-        "or more memory"
+        f"or more memory{free}"
     )

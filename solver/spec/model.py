@@ -208,8 +208,13 @@ _SIZES = (
 def check_model(model: ModelSpec, seq_len: int) -> None:
     """Raise InputError for sequences that the model has no positions for."""
     if 0 < model.max_position_embeddings < seq_len:
+        longer = (
+            "its table of positions has no more rows, unless the model's max_position_embeddings says so"
+            if model.position == "learned"
+            else "if it is trained for longer ones, say so by --seq_len (or seq_len of load_problem), or change the model's "
+            "max_position_embeddings"
+        )
         raise InputError(
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "
-            "shorten the sequence; if it is trained for longer ones, say so by --seq_len (or seq_len of load_problem), or "
-            "change the model's max_position_embeddings"
+            f"shorten the sequence; {longer}"
         )

@@ -75,7 +75,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         ),
         (run.recompute == "none" or framework in VERSION, "recompute full: accelerate's DDP leaves it to the program"),
         (framework != FSDP2 or run.zero > 1, f"zero {run.zero}: FSDP2 shards parameters; DDP is --framework pytorch-ddp"),
-        (framework in VERSION or not run.zero, f"zero {run.zero}: accelerate's DDP keeps whole copies"),
+        (framework in VERSION or not run.zero, f"zero {run.zero}: accelerate's DDP keeps whole copies (--fix zero=0)"),
     )
     require(rules)
 

@@ -31,13 +31,14 @@ def config_json(model: ModelSpec) -> str:
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """Return the keys of a config.json. Raises InputError where none of the architectures is the model's."""
+    asked = model.replace(padded_vocab_size=0)  # how far tables are padded is the framework's that reads it
     for model_type, name in _TYPES.items():
         config = {"architectures": [name], "model_type": model_type, **_keys(model, model_type)}
         try:
             read = model_of_config(config, model.name, model.name)
         except InputError:
             continue
-        if read == model:
+        if read == asked.replace(untimed=read.untimed):
             return config | {key: stated(model, key) for key, _ in model.untimed if key in CARRIED}
     raise InputError(f"{model.name}: no Hugging Face architecture of {', '.join(_TYPES)} describes it in a config.json")
 

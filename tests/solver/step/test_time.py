@@ -253,7 +253,9 @@ def test_chunks_of_a_v_by_hand() -> None:
     assert first[0] == pytest.approx(forward + 2048 * 4 * BYTE + SEND, rel=1e-9)  # the lookup reads and writes 2,048 elements
     assert last[2] == pytest.approx(weight + HEAD_WEIGHT_GRAD, rel=1e-9)
     # of two stages the second is where a V turns: half of its passes wait
-    assert _v_shaped(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER + JOIN - forward - weight + SEND / 2, weight], rel=1e-9)
+    assert _v_shaped(2, 4)[2] == pytest.approx(
+        [forward + SEND / 2, LAYER + JOIN - forward - weight + SEND / 2, weight], rel=1e-9
+    )
     # what every micro batch waits for in all stages and at the ends is shared by the two chunks, and is no forward pass's
     waited = _v_shaped(4, 8, everywhere=6e-6, at_ends=2e-6) - _v_shaped(4, 8)
     np.testing.assert_allclose(waited, [[0, 4e-6, 0]] * 3, rtol=1e-6, atol=1e-15)
