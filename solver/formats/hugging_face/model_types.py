@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats.hugging_face import readers_experts, readers_hybrid, readers_linear, readers_recent
+from solver.formats.hugging_face import (
+    readers_experts,
+    readers_hybrid,
+    readers_linear,
+    readers_qwen_experts,
+    readers_recent,
+)
 from solver.formats.hugging_face.readers import (
     ALL,
     GPT,
@@ -60,6 +66,7 @@ FAMILIES: Mapping[str, Family] = {
     **readers_experts.FAMILIES,
     **readers_hybrid.FAMILIES,
     **readers_linear.FAMILIES,
+    **readers_qwen_experts.FAMILIES,
     **readers_recent.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
     "bloom": Family(

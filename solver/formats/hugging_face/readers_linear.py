@@ -21,7 +21,7 @@ from solver.formats.hugging_face.readers import (
     refuse_unless,
     size_of,
 )
-from solver.formats.hugging_face.readers_experts import read_qwen3_experts
+from solver.formats.hugging_face.readers_qwen_experts import read_qwen_experts
 from solver.spec.layer_types import FULL_ATTENTION, LINEAR_ATTENTION, LINEAR_SIZES
 
 #: Sizes that the config classes have where a config leaves them out.
@@ -46,7 +46,9 @@ def _read_linear(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 
 def read_linear_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values.setdefault("intermediate_size", values["moe_intermediate_size"])
-    read_qwen3_experts({key: value for key, value in config.items() if key != "layer_types"}, values, read)
+    read_qwen_experts(config, values, read)
+    refuse_if_on(config, read, "use_sliding_window", "mlp_bias")
+    read |= {"sliding_window", "max_window_layers"}
     values["shared_expert_gate"] = True
     _read_linear(config, values, read)
 

@@ -19,11 +19,13 @@ from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    """Read a model of which every fourth layer has no rotary embedding; a window would be of the others."""
+    """Read a model of which every fourth layer has no rotary embedding; a window would be of these layers alone."""
     read_flags(config, values, read)
     every = size_of(config, "no_rope_layer_interval", 4)
     values["no_rope_layers"] = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
-    read_window({"use_sliding_window": False, **config}, values, read, every)
+    if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
+        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (not rope for rope in values["no_rope_layers"]))}
+    read_window({"use_sliding_window": False, **config}, values, read)
     read |= {"no_rope_layers", "no_rope_layer_interval"}
 
 
