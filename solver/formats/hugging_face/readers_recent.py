@@ -24,6 +24,7 @@ from solver.formats.hugging_face.readers import (
     layer_types_of,
     layers_of,
     read_llama,
+    read_sparse_layers,
     read_window,
     refuse_if_on,
     refuse_unless,
@@ -167,20 +168,13 @@ def _all_but(every: int, values: Values) -> list[str]:
 
 def read_glm_lite(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read latent attention and experts of all layers but the first, or as its mlp_layer_types say."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
-            raise InputError(f"mlp_layer_types is {shown(kinds)}; it must be a list of dense and sparse, one a layer")
-        if len(kinds) != values["num_hidden_layers"]:
-            raise InputError(f"mlp_layer_types lists {len(kinds)} layers; the model has {values['num_hidden_layers']}")
-        values |= {"first_k_dense_replace": 0, "moe_layer_freq": [int(kind == "sparse") for kind in kinds]}
-    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1}
-    values |= {key: value for key, value in defaults.items() if key not in values}
+    read_sparse_layers(config, values, read, dense=1)
+    values.setdefault("n_shared_experts", 1)
     values["num_key_value_heads"] = values["num_attention_heads"]
     read_router_groups(config, values, read)
     refuse_if_on(config, read, "attention_bias", "mlp_bias")
     refuse_unless(config, read, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
-    read |= {"mlp_layer_types", "qk_head_dim"}
+    read |= {"qk_head_dim"}
 
 
 def read_glm_vision_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
