@@ -13,7 +13,8 @@ from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.cases.reading import case_of
 from solver.formats.hugging_face.model import model_of_config, unread_keys
-from solver.formats.hugging_face.model_types import FAMILIES, NOT_DECODERS, UNDESCRIBED
+from solver.formats.hugging_face.model_types import FAMILIES
+from solver.formats.hugging_face.refused_types import NOT_DECODERS, UNDESCRIBED
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.model_size import parameters
@@ -225,7 +226,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are apertus"),
+        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are afmoe"),
         (LLAMA | {"model_type": "lama"}, "model_type 'lama' is not known (did you mean 'llama'?)"),
         (LLAMA | {"model_type": "bert"}, "config.json: model_type bert is an encoder, which is not modelled"),
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
