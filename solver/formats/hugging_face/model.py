@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, closest, printable
-from solver.formats.hugging_face.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UNDESCRIBED
+from solver.formats.hugging_face.model_types import ARCHITECTURES, FAMILIES
 from solver.formats.hugging_face.readers import Family
+from solver.formats.hugging_face.refused_types import NOT_DECODERS, UNDESCRIBED
 from solver.formats.hugging_face.unread_keys import is_harmless, is_other_work
 from solver.formats.hugging_face.untimed import untimed_of
 from solver.spec.model import ModelSpec

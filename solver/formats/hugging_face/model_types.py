@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats.hugging_face import readers_experts, readers_hybrid, readers_linear, readers_recent
+from solver.formats.hugging_face import (
+    readers_dense,
+    readers_experts,
+    readers_hybrid,
+    readers_linear,
+    readers_qwen_experts,
+    readers_recent,
+    readers_sparse,
+    readers_sparse_windows,
+)
 from solver.formats.hugging_face.readers import (
     ALL,
     GPT,
@@ -57,10 +66,14 @@ _LLAMA = Family(fixed=LLAMA, special=read_llama, class_defaults=class_of(32000, 
 _GEMMA = {**LLAMA, **NONE}
 
 FAMILIES: Mapping[str, Family] = {
+    **readers_dense.FAMILIES,
     **readers_experts.FAMILIES,
     **readers_hybrid.FAMILIES,
     **readers_linear.FAMILIES,
+    **readers_qwen_experts.FAMILIES,
     **readers_recent.FAMILIES,
+    **readers_sparse.FAMILIES,
+    **readers_sparse_windows.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
     "bloom": Family(
         fixed={**GPT, **ALL, "position": "alibi", "embedding_norm": True},
@@ -190,38 +203,21 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLM2ForCausalLM": "internlm2",
     "OPTForCausalLM": "opt",
     "BloomForCausalLM": "bloom",
+    "AfmoeForCausalLM": "afmoe",
+    "Cohere2MoeForCausalLM": "cohere2_moe",
+    "ExaoneForCausalLM": "exaone",
+    "ExaoneMoeForCausalLM": "exaone_moe",
+    "FlexOlmoForCausalLM": "flex_olmo",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoeshared",
+    "HeliumForCausalLM": "helium",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+    "HYV3ForCausalLM": "hy_v3",
+    "HyperCLOVAXForCausalLM": "hyperclovax",
+    "InternLM3ForCausalLM": "internlm3",
+    "Jais2ForCausalLM": "jais2",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
+    "SolarOpenForCausalLM": "solar_open",
+    "VaultGemmaForCausalLM": "vaultgemma",
+    "YoutuForCausalLM": "youtu",
 }
-
-_ENCODER, _BOTH, _STATE = "an encoder", "an encoder-decoder", "a state-space model"
-_HYBRID, _LINEAR = "a hybrid of attention and state-space layers", "a hybrid of attention and linear attention"
-#: Other model types, so that the refusal says what they are.
-NOT_DECODERS: Mapping[str, str] = {
-    **dict.fromkeys(("bert", "roberta", "deberta-v2", "electra", "modernbert", "vit", "clip"), _ENCODER),
-    **dict.fromkeys(("t5", "bart", "whisper", "mt5"), _BOTH),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _STATE),
-    **dict.fromkeys(("bamba", "falcon_h1", "zamba", "zamba2"), _HYBRID),
-    "minimax": "that of MiniMax's models (01 and M1 mix softmax and lightning attention; M2's is minimax_m2)",
-    **dict.fromkeys(("minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
-    **dict.fromkeys(("kimi_linear", "bailing_moe_linear"), _LINEAR),
-    "deepseek_v32": "a model with learned sparse attention",
-    "jamba": "a hybrid of attention, state-space layers and experts",
-    "recurrent_gemma": "a hybrid of attention and linear recurrence",
-    "rwkv": "a recurrent model",
-}
-
-
-def _names(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-#: Other model types, of language models and of what has one as a part: none is another family's with a name like it.
-UNDESCRIBED = _names(
-    "afmoe aria_text bailing_moe biogpt bitnet blt code_llama cohere2_moe cohere2_vision colqwen2 cpmant "
-    "deepseek_vl deepseek_vl_hybrid diffllama doge dpt emu3 ernie ernie4_5_vl_moe exaone exaone_moe flex_olmo fuyu "
-    "gemma3 gemma3n gemma3n_text git glm4v glm4v_moe glm4v_text glm_moe_dsa got_ocr2 gpt-sw3 "
-    "gpt_neox_japanese granite_speech granitemoe granitemoeshared granitevision helium hunyuan_v1_moe internlm internlm3 "
-    "internvl jetmoe lfm2 lfm2_moe llama4 llava llava_next longcat_flash mega mistral3 mllama moshi "
-    "mpnet mvp nanochat olmo_hybrid open-llama openai-gpt ovis2 paligemma persimmon phi4_multimodal pixtral pvt qwen "
-    "qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe "
-    "shieldgemma2 smolvlm t5gemma transfo-xl vaultgemma voxtral xglm xlm xlnet xlstm yolos"
-)

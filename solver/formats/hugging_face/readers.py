@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.layer_types import FULL_ATTENTION, SLIDING_ATTENTION
+from solver.spec.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
 from solver.spec.model import MAX_LAYERS, REQUIRED
 
 Values = dict[str, Any]
@@ -153,6 +153,31 @@ def read_window(config: Mapping[str, Any], values: Values, read: set[str], every
     elif window and not kinds:
         values |= {"sliding_window": window, "sliding_window_every": every}
     read |= {"sliding_window", "use_sliding_window", "layer_types"}
+
+
+def read_rotary_windows(config: Mapping[str, Any], values: Values, read: set[str], every: int) -> None:
+    """Read a window as ``read_window`` does, of a family whose layers that see all tokens have no rotary embedding."""
+    read_window(config, values, read, every)
+    sliding = ((n + 1) % every for n in layers_of(values))
+    kinds = config.get("layer_types") or marked_layers(SLIDING_ATTENTION, sliding)
+    values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
+
+
+def read_sparse_layers(config: Mapping[str, Any], values: Values, read: set[str], dense: int) -> None:
+    """Read which layers have experts: those that mlp_layer_types calls sparse, else all but the first ``dense`` ones."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        values.setdefault("first_k_dense_replace", dense)
+    else:
+        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise InputError(f"mlp_layer_types is {shown(kinds)}; it must be a list of dense and sparse, one a layer")
+        if len(kinds) != values["num_hidden_layers"]:
+            raise InputError(f"mlp_layer_types lists {len(kinds)} layers; the model has {values['num_hidden_layers']}")
+        first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+        regular = "dense" not in kinds[first:]
+        values["first_k_dense_replace"] = first if regular else 0
+        values["moe_layer_freq"] = 1 if regular else [int(kind == "sparse") for kind in kinds]
+    read |= {"mlp_layer_types"}
 
 
 def read_llama(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

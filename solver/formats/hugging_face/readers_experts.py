@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError
 from solver.formats.hugging_face.readers import (
     ALL,
     LLAMA,
@@ -26,7 +26,6 @@ from solver.formats.hugging_face.readers import (
     refuse_if_on,
     size_of,
 )
-from solver.formats.hugging_face.readers_llama import read_qwen_window
 from solver.spec.layer_types import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
 
 EXPERTS = ("num_experts", "num_experts_per_tok")
@@ -35,11 +34,11 @@ _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"
 _TOPK_METHODS = {"greedy": (False, False), "group_limited_greedy": (True, False), "noaux_tc": (True, True)}
 
 
-def _same(*names: str) -> dict[str, str]:
+def same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _have_experts(values: Values, has: Callable[[int], bool]) -> None:
+def have_experts(values: Values, has: Callable[[int], bool]) -> None:
     listed = [int(has(layer)) for layer in layers_of(values)]
     values["moe_layer_freq"] = 1 if all(listed) else listed
 
@@ -81,28 +80,6 @@ def read_dbrx(config: Mapping[str, Any], values: Values, read: set[str]) -> None
     read |= {"ffn_config", "attn_config"}
 
 
-def read_qwen_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    """Read which layers have experts: every decoder_sparse_step-th one, but for mlp_only_layers."""
-    step, layers = size_of(config, "decoder_sparse_step", 1), layers_of(values)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(layer, int) and layer in layers for layer in dense):
-        raise InputError(f"mlp_only_layers is {shown(dense)}; it must be a list of layers from 0 to {len(layers) - 1}")
-    _have_experts(values, lambda layer: (layer + 1) % step == 0 and layer not in dense)
-    read_qwen_window(config, values, read)
-    read |= {"decoder_sparse_step", "mlp_only_layers"}
-
-
-def read_qwen2_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    read_qwen_experts(config, values, read)
-    values["qkv_bias"] = flag_of(config, "qkv_bias", True)
-    read |= {"qkv_bias"}
-
-
-def read_qwen3_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    read_qwen_experts(config, values, read)
-    read_flags(config, values, read)
-
-
 def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read GPT-OSS: every second layer sees all tokens, the others a window; everything has a bias; YaRN, clamped gates."""
     _read_expert_width(config, values)
@@ -129,7 +106,7 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     chunk = size_of(config, "attention_chunk_size", 0, least=0)
     values |= {"attention_chunk_size": chunk, "layer_types": kinds} if chunk else {}
     step, listed = size_of(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
-    _have_experts(values, lambda layer: layer in listed if listed is not None else (layer + 1) % step == 0)
+    have_experts(values, lambda layer: layer in listed if listed is not None else (layer + 1) % step == 0)
     values["qk_norm"] = "head" if flag_of(config, "use_qk_norm", True) else "none"
     read |= {"intermediate_size_mlp", "no_rope_layers", "no_rope_layer_interval", "attention_chunk_size", "layer_types"}
     read |= {"interleave_moe_layer_step", "moe_layers", "use_qk_norm", "attn_scale", "floor_scale", "attn_temperature_tuning"}
@@ -173,7 +150,7 @@ def read_ernie_experts(config: Mapping[str, Any], values: Values, read: set[str]
     """Read which layers have experts: every moe_layer_interval-th one from a first to a last."""
     first, last = size_of(config, "moe_layer_start_index", 1, least=0), size_of(config, "moe_layer_end_index", -1, least=-1)
     every = size_of(config, "moe_layer_interval", 1)
-    _have_experts(values, lambda n: (n + 1) % every == 0 and first <= n and (last == -1 or n <= last))
+    have_experts(values, lambda n: (n + 1) % every == 0 and first <= n and (last == -1 or n <= last))
     refuse_if_on(config, read, "use_bias")
     read |= {"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min", "moe_use_aux_free"}
     read |= {"moe_capacity", "moe_gate"}
@@ -208,16 +185,15 @@ def read_minicpm3(config: Mapping[str, Any], values: Values, read: set[str]) -> 
 _LOCAL = {"num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_tok"}
 _ROUTED = {
     "n_routed_experts": "num_experts",
-    **_same("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
+    **same("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
 }
-_DEEPSEEK = {**_ROUTED, **_same("moe_layer_freq", *_LATENT)}
+_DEEPSEEK = {**_ROUTED, **same("moe_layer_freq", *_LATENT)}
 _DEEPSEEK_V3 = Family(
     fixed={**LLAMA, **NONE},
-    keys={**_DEEPSEEK, **_same("num_nextn_predict_layers")},
+    keys={**_DEEPSEEK, **same("num_nextn_predict_layers")},
     needed=(*EXPERTS, "kv_lora_rank"),
     special=_deepseek("sigmoid", "noaux_tc"),
 )
-_QWEN_KEYS = _same(*EXPERTS, "moe_intermediate_size")
 
 FAMILIES: Mapping[str, Family] = {
     "dbrx": Family(
@@ -250,27 +226,27 @@ FAMILIES: Mapping[str, Family] = {
             "moe_num_experts": "num_experts",
             "moe_k": "num_experts_per_tok",
             "moe_num_shared_experts": "n_shared_experts",
-            **_same("moe_intermediate_size"),
+            **same("moe_intermediate_size"),
         },
         needed=EXPERTS,
         special=read_ernie_experts,
     ),
     "glm4_moe": Family(
         fixed={**LLAMA, **NONE, "router_score": "sigmoid", "router_bias": True},
-        keys={**_ROUTED, **_same("num_nextn_predict_layers")},
+        keys={**_ROUTED, **same("num_nextn_predict_layers")},
         needed=EXPERTS,
         special=read_glm_experts,
     ),
     "gpt_oss": Family(
         fixed={**LLAMA, **ALL, "router_bias": True, "attention_sinks": True},
-        keys={**_same("num_experts"), "experts_per_token": "num_experts_per_tok", **_LOCAL},
+        keys={**same("num_experts"), "experts_per_token": "num_experts_per_tok", **_LOCAL},
         needed=EXPERTS,
         special=read_gpt_oss,
     ),
     "grok-1": Family(
         fixed={**LLAMA, **NONE, "norms_per_layer": 4},
         tied=True,
-        keys={**_LOCAL, **_same(*EXPERTS)},
+        keys={**_LOCAL, **same(*EXPERTS)},
         needed=EXPERTS,
         special=read_grok,
     ),
@@ -289,18 +265,9 @@ FAMILIES: Mapping[str, Family] = {
         special=read_llama4,
     ),
     "minicpm3": Family(
-        fixed={**LLAMA, **NONE}, tied=True, keys=_same(*_LATENT), needed=("kv_lora_rank",), special=read_minicpm3
+        fixed={**LLAMA, **NONE}, tied=True, keys=same(*_LATENT), needed=("kv_lora_rank",), special=read_minicpm3
     ),
     "mixtral": Family(fixed={**LLAMA, **NONE}, keys=_LOCAL, needed=EXPERTS, special=read_mixtral),
-    "olmoe": Family(fixed={**LLAMA, "qk_norm": "all"}, keys=_same(*EXPERTS), needed=EXPERTS, special=read_olmoe),
+    "olmoe": Family(fixed={**LLAMA, "qk_norm": "all"}, keys=same(*EXPERTS), needed=EXPERTS, special=read_olmoe),
     "phimoe": Family(fixed={**LLAMA, "norm": "layernorm"}, keys=_LOCAL, needed=EXPERTS, special=read_phimoe),
-    "qwen2_moe": Family(
-        fixed={**LLAMA, "shared_expert_gate": True},
-        keys={**_QWEN_KEYS, **_same("shared_expert_intermediate_size")},
-        needed=EXPERTS,
-        special=read_qwen2_experts,
-    ),
-    "qwen3_moe": Family(
-        fixed={**LLAMA, "qk_norm": "head"}, keys={**_QWEN_KEYS, **_LOCAL}, needed=EXPERTS, special=read_qwen3_experts
-    ),
 }

@@ -16,8 +16,11 @@ from solver.spec.layer_types import FULL_ATTENTION, MAMBA, MLP, MOE
 
 #: A letter of hybrid_override_pattern, as in Megatron-Core's mamba_hybrid_layer_allocation.py -> a layer.
 LETTERS: Mapping[str, str] = {"M": MAMBA, "*": FULL_ATTENTION, "-": MLP, "E": MOE}
-#: The same in layers_block_type of transformers.
-_WORDS: Mapping[str, str] = {"mamba": MAMBA, "attention": FULL_ATTENTION, "mlp": MLP, "moe": MOE}
+#: The same in layers_block_type of transformers, which since 5 has other words for its mixers of tokens.
+_WORDS: Mapping[str, str] = {
+    "mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL_ATTENTION, "full_attention": FULL_ATTENTION,
+    "mlp": MLP, "moe": MOE,
+}  # fmt: skip
 _DEFAULTS = {
     "ssm_state_size": ("mamba_state_dim", 128), "n_groups": ("mamba_num_groups", 8), "chunk_size": ("mamba_chunk_size", 128),
     "mamba_num_heads": ("mamba_num_heads", 128), "mamba_head_dim": ("mamba_head_dim", 64),
@@ -40,13 +43,14 @@ def layers_of_pattern(pattern: Any, layers: int, what: str) -> list[str]:
 
 def read_nemotron_h(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which block each layer is, the sizes of Mamba-2 and the experts."""
-    layers = size_of(config, "num_hidden_layers", 52)
     if words := config.get("layers_block_type"):
         if other := [word for word in words if word not in _WORDS]:
             raise InputError(f"layers_block_type has {shown(other[0])}, which is not modelled")
         kinds = [_WORDS[word] for word in words]
     else:
-        kinds = layers_of_pattern(config.get("hybrid_override_pattern"), layers, "hybrid_override_pattern")
+        pattern = config.get("hybrid_override_pattern")
+        kinds = layers_of_pattern(pattern, size_of(config, "num_hidden_layers", 52), "hybrid_override_pattern")
+    values.setdefault("num_hidden_layers", len(kinds))  # transformers 5 saves layers_block_type alone
     values |= {"layer_types": kinds, "one_block_layers": True, "gated_mlp": False, "position": "none", "norm": "rmsnorm"}
     if MAMBA in kinds:
         values |= {field: size_of(config, key, default) for key, (field, default) in _DEFAULTS.items()}
@@ -58,11 +62,14 @@ def read_nemotron_h(config: Mapping[str, Any], values: Values, read: set[str]) -
     else:
         values |= dict.fromkeys(experts, 0)
     read_flags(config, values, read)
+    # transformers' attention has none, and of MLPs' biases its experts have none
+    refuse_if_on(config, read, "attention_bias", *(["mlp_bias"] if MOE in kinds else []))
     refuse_unless(config, read, _FIXED)
     refuse_if_on(config, read, "num_nextn_predict_layers", "mtp_hybrid_override_pattern")
     read |= {*_DEFAULTS, "layers_block_type", "hybrid_override_pattern", "attention_head_dim", "expand", "n_shared_experts"}
     read |= {"n_group", "topk_group", "time_step_limit", "time_step_rank"}
-    read |= {"mamba_ssm_cache_dtype", "use_mamba_kernels", "ssm_cfg"}
+    read |= {"mamba_ssm_cache_dtype", "use_mamba_kernels", "ssm_cfg", "moe_shared_expert_overlap"}
+    read |= {"mtp_layers_block_type"}  # of modules that num_nextn_predict_layers counts
 
 
 FAMILIES: Mapping[str, Family] = {

@@ -11,6 +11,7 @@ from solver.formats.hugging_face.readers import (
     flag_of,
     layers_of,
     read_flags,
+    read_rotary_windows,
     read_window,
     refuse_unless,
     size_of,
@@ -19,11 +20,13 @@ from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    """Read a model of which every fourth layer has no rotary embedding; a window would be of the others."""
+    """Read a model of which every fourth layer has no rotary embedding; a window would be of these layers alone."""
     read_flags(config, values, read)
     every = size_of(config, "no_rope_layer_interval", 4)
     values["no_rope_layers"] = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
-    read_window({"use_sliding_window": False, **config}, values, read, every)
+    if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
+        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (not rope for rope in values["no_rope_layers"]))}
+    read_window({"use_sliding_window": False, **config}, values, read)
     read |= {"no_rope_layers", "no_rope_layer_interval"}
 
 
@@ -106,11 +109,7 @@ def read_cohere(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 def read_cohere2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer, or as its pattern says, sees all tokens and has no rotary embedding."""
     read_cohere(config, values, read)
-    every = _window_pattern(config, read, 4)
-    read_window({"sliding_window": 4096, **config}, values, read, every)
-    sliding = ((n + 1) % every for n in layers_of(values))
-    kinds = config.get("layer_types") or marked_layers(SLIDING_ATTENTION, sliding)
-    values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
+    read_rotary_windows({"sliding_window": 4096, **config}, values, read, _window_pattern(config, read, 4))
 
 
 def read_internlm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.hugging_face import readers_experts
+from solver.formats.hugging_face import readers_experts, readers_qwen_experts
 from solver.formats.hugging_face.readers import (
     LLAMA,
     Family,
@@ -24,6 +24,7 @@ from solver.formats.hugging_face.readers import (
     layer_types_of,
     layers_of,
     read_llama,
+    read_sparse_layers,
     read_window,
     refuse_if_on,
     refuse_unless,
@@ -31,7 +32,7 @@ from solver.formats.hugging_face.readers import (
 )
 from solver.formats.hugging_face.readers_experts import EXPERTS, read_router_groups
 from solver.formats.hugging_face.readers_llama import read_qwen, read_qwen3
-from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
+from solver.spec.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
 
 
 def read_ernie(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -55,13 +56,13 @@ def read_granite_hybrid(config: Mapping[str, Any], values: Values, read: set[str
     """Read a Granite 4.0 whose layers are all attention and which has no experts: its MLP is the one called shared."""
     layers = size_of(config, "num_hidden_layers", 32)
     kinds = config.get("layer_types") or ["mamba"] * layers
-    if any(kind != "attention" for kind in kinds):
+    if any(kind not in ("attention", FULL_ATTENTION) for kind in kinds):  # transformers 5 writes full_attention
         raise InputError("layer_types of granitemoehybrid has state-space layers, which are not modelled beside attention")
     if size_of(config, "num_local_experts", 8, least=0):
         raise InputError("num_local_experts of granitemoehybrid is not 0: experts beside a shared MLP are not modelled there")
     values["intermediate_size"] = size_of(config, "shared_intermediate_size", 1024)
     values |= biases(qkv_bias=flag_of(config, "attention_bias"), output_bias=flag_of(config, "attention_bias"))
-    values["position"] = "none" if config.get("position_embedding_type") == "nope" else "rope"
+    values["position"] = "rope" if config.get("position_embedding_type") == "rope" else "none"
     read |= {"layer_types", "num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "attention_bias"}
     read |= {"position_embedding_type", *(key for key in config if key.startswith(("mamba_", "time_step_")))}
 
@@ -111,7 +112,7 @@ def read_minimax_m2(config: Mapping[str, Any], values: Values, read: set[str]) -
     """
     values["moe_intermediate_size"] = config["intermediate_size"]
     values["qk_norm"] = "all" if flag_of(config, "use_qk_norm", True) else "none"  # transformers' class has no such key
-    values["router_bias"] = flag_of(config, "use_routing_bias")
+    values["router_bias"] = flag_of(config, "use_routing_bias", True)  # as transformers, which has no such key, builds it
     kinds = config.get("attn_type_list") or []
     if any(kind != 1 for kind in kinds):
         raise InputError("attn_type_list has layers of another kind than 1 (softmax attention), which are not modelled")
@@ -167,20 +168,13 @@ def _all_but(every: int, values: Values) -> list[str]:
 
 def read_glm_lite(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read latent attention and experts of all layers but the first, or as its mlp_layer_types say."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
-            raise InputError(f"mlp_layer_types is {shown(kinds)}; it must be a list of dense and sparse, one a layer")
-        if len(kinds) != values["num_hidden_layers"]:
-            raise InputError(f"mlp_layer_types lists {len(kinds)} layers; the model has {values['num_hidden_layers']}")
-        values |= {"first_k_dense_replace": 0, "moe_layer_freq": [int(kind == "sparse") for kind in kinds]}
-    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1}
-    values |= {key: value for key, value in defaults.items() if key not in values}
+    read_sparse_layers(config, values, read, dense=1)
+    values.setdefault("n_shared_experts", 1)
     values["num_key_value_heads"] = values["num_attention_heads"]
     read_router_groups(config, values, read)
     refuse_if_on(config, read, "attention_bias", "mlp_bias")
     refuse_unless(config, read, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
-    read |= {"mlp_layer_types", "qk_head_dim"}
+    read |= {"qk_head_dim"}
 
 
 def read_glm_vision_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -263,6 +257,6 @@ FAMILIES: Mapping[str, Family] = {
         special=read_qwen3,
         class_defaults=class_of(151936, 4096, 22016, 32, 32, 32, 128000),
     ),
-    "qwen3_vl_moe_text": dataclasses.replace(readers_experts.FAMILIES["qwen3_moe"], class_defaults=_QWEN3_VL_MOE),
+    "qwen3_vl_moe_text": dataclasses.replace(readers_qwen_experts.FAMILIES["qwen3_moe"], class_defaults=_QWEN3_VL_MOE),
     "seed_oss": Family(fixed=LLAMA, special=read_seed_oss),
 }

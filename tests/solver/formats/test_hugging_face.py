@@ -13,7 +13,8 @@ from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.cases.reading import case_of
 from solver.formats.hugging_face.model import model_of_config, unread_keys
-from solver.formats.hugging_face.model_types import FAMILIES, NOT_DECODERS, UNDESCRIBED
+from solver.formats.hugging_face.model_types import FAMILIES
+from solver.formats.hugging_face.refused_types import NOT_DECODERS, UNDESCRIBED
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.model_size import parameters
@@ -191,7 +192,8 @@ def test_minimax_m2_is_read_without_its_modules() -> None:
     assert abs(parameters(model) - by_hand) <= 62 * 256 and parameters(model) / 1e9 == pytest.approx(228.7, abs=0.05)
     assert parameters(model, active=True) / 1e9 == pytest.approx(10.0 + 1.0, abs=0.1)  # of which the tables hold 1.23
     assert unread_keys(M2) == []
-    assert read({key: value for key, value in M2.items() if key != "use_qk_norm"}).qk_norm == model.qk_norm == "all"
+    bare = read({key: value for key, value in M2.items() if key not in ("use_qk_norm", "use_routing_bias")})
+    assert bare == model and (bare.qk_norm, bare.router_bias) == ("all", True)  # which transformers builds without these keys
     published = {f"layernorm_{of}_beta": 1.0 for of in ("linear_attention", "full_attention", "mlp")}
     published |= {"use_mtp": True, "mlp_intermediate_size": 8192, "shared_moe_mode": "sigmoid"}
     assert read(M2 | published) == model
@@ -224,7 +226,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are apertus"),
+        (LLAMA | {"model_type": "foo9"}, "config.json: model_type 'foo9' is not known; known are afmoe"),
         (LLAMA | {"model_type": "lama"}, "model_type 'lama' is not known (did you mean 'llama'?)"),
         (LLAMA | {"model_type": "bert"}, "config.json: model_type bert is an encoder, which is not modelled"),
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
@@ -392,6 +394,9 @@ def test_values_of_the_wrong_kind_are_named_with_their_key(changes: dict[str, An
     assert message in str(refused.value)
 
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+
+
 def windows(config: dict[str, Any]) -> list[int]:
     """Windows of the layers, 0 for those that see all tokens."""
     found = layer_kinds(read(config))
@@ -425,6 +430,11 @@ def windows(config: dict[str, Any]) -> list[int]:
         ({"model_type": "olmo3", "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"] * 3},
          [0, 512] * 3),
         ({"model_type": "phi3", "sliding_window": 2047}, [2047] * 6),
+        ({"model_type": "smollm3", "sliding_window": 512}, [0] * 6),
+        ({"model_type": "smollm3", "sliding_window": 512, "use_sliding_window": True}, [0] * 3 + [512] + [0] * 2),
+        (EXPERTS | {"model_type": "qwen2_moe", "sliding_window": 512}, [0] * 6),
+        (EXPERTS | {"model_type": "qwen2_moe", "use_sliding_window": True, "max_window_layers": 4}, [4096, 0] * 2 + [0] * 2),
+        (EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": True, "max_window_layers": 4}, [4096] * 6),
     ],
 )  # fmt: skip
 def test_windows_are_read_for_each_layer(config: dict[str, Any], of_layer: list[int]) -> None:
@@ -529,10 +539,13 @@ def test_biases_of_recent_families() -> None:
 
 def test_a_granite_of_attention_alone_is_a_granite() -> None:
     """Granite 4.0 Micro: its dense layers have the MLP that the layers of its larger kin have beside experts."""
-    kept = {"layer_types": ["attention"] * 32, "num_local_experts": 0, "shared_intermediate_size": 14336}
+    kept = {"layer_types": ["attention"] * 32, "num_local_experts": 0, "shared_intermediate_size": 14336,
+            "position_embedding_type": "rope"}  # fmt: skip
     micro = LLAMA | kept | {"model_type": "granitemoehybrid", "intermediate_size": 512, "mamba_d_state": 256}
     assert read(micro) == read(LLAMA | {"model_type": "granite"})
     assert read(micro | {"position_embedding_type": "nope"}).position == "none"
+    assert read(micro | {"layer_types": ["full_attention"] * 32}) == read(micro)  # as transformers 5 saves it
+    assert read(micro | {"position_embedding_type": None}).position == "none"
     for other, message in (
         ({"layer_types": ["mamba"] * 32}, "layer_types of granitemoehybrid has state-space layers"),
         ({"num_local_experts": 64}, "num_local_experts of granitemoehybrid is not 0"),
@@ -544,3 +557,15 @@ def test_a_granite_of_attention_alone_is_a_granite() -> None:
 def test_model_types_are_either_read_or_refused() -> None:
     assert not set(FAMILIES) & (set(NOT_DECODERS) | UNDESCRIBED) and not UNDESCRIBED & set(NOT_DECODERS)
     assert len(FAMILIES) >= 57
+
+
+def test_layers_of_nemotron_h_are_read_as_transformers_5_saves_them() -> None:
+    """It calls Mamba-2 linear_attention, and leaves num_hidden_layers out."""
+    blocks = {"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "num_attention_heads": 32,
+              "num_key_value_heads": 2, "vocab_size": 131072, "mamba_num_heads": 64, "moe_intermediate_size": 1856,
+              "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "num_experts_per_tok": 6}  # fmt: skip
+    old = read(blocks | {"layers_block_type": ["mamba", "moe", "attention", "mlp"], "num_hidden_layers": 4})
+    assert read(blocks | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}) == old
+    for flag in ("attention_bias", "mlp_bias"):
+        with pytest.raises(InputError, match=f"{flag} is True, which is not modelled"):
+            read(blocks | {"layers_block_type": ["mamba", "moe"], flag: True})
