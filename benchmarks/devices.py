@@ -46,9 +46,9 @@ _COSTS = (
     "  the measured profile takes over; devices derived from it take the median of laboratories, 1.154. B200 derived from",
     "  itself is so 12 to 20% faster than measured, and of what GB200, B300 and GB300 are above B200 that much is no",
     "  difference of the chips.",
-    "* **Multiprocessors.** More of them at the same peak and power are slower ones: a kernel of few tiles leaves more of them",
-    "  idle in its last wave, and each takes its idle power. An A100 with 1% more multiprocessors trains Llama 3 8B on 16 GPUs",
-    "  0.5% slower, with four times as many 5%; four times the multiprocessors of a B200 are 5% slower than 1.3 times.",
+    "* **Multiprocessors.** More of them at the same peak are slower ones, at a lower clock that draws less power. Chips at",
+    "  their power limit sustain more of the peak so (the table above has an H100 with twice as many). A chip that has power",
+    "  left only loses: a kernel of few tiles leaves more of them idle in its last wave.",
     "* **NVLink domain.** Collectives that stay inside it delay the compute beside them by all that they move; of those that",
     "  leave it only what passes inside the node does. A larger domain may so cost up to 1.4%, and 0.003% where all of it is",
     "  hidden. Of links that a PCIe tree shares it is another matter: a layout whose groups span 16 A100 PCIe of one domain",
@@ -85,10 +85,14 @@ def narrow(sheet: Datasheet) -> str:
 
 
 def what_ifs() -> list[list[str]]:
-    """Return rows of an H100 with twice the memory bandwidth, and of a GB200 with other NVLink domains."""
+    """Return rows of an H100 with twice the memory bandwidth or multiprocessors, and of a GB200 with other NVLink domains."""
     h100, base = find_profile("h100_sxm")[0], DATASHEETS["h100_sxm"]
     twice = replace(base, device=replace(base.device, memory_bandwidth=2 * base.device.memory_bandwidth))
-    chips = {"h100_sxm as itself": base, "h100_sxm with twice the memory bandwidth": twice}
+    wide = replace(base, device=replace(base.device, num_sms=2 * base.device.num_sms))
+    chips = {
+        "h100_sxm as itself": base, "h100_sxm with twice the memory bandwidth": twice,
+        "h100_sxm with twice the multiprocessors at the same peak": wide,
+    }  # fmt: skip
     rows = [
         best_row(f"{title}: {name}", model, derived_profile("chip", sheet, h100), sheet, "bf16")
         for title, sheet in chips.items()
@@ -122,7 +126,8 @@ def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequen
         parts += [f"## {MODELS[model]}\n", table(HEAD, rows, text=TEXT)]
     parts += [
         "## What if\n",
-        "An H100 with twice the bandwidth of its memory; a GB200 whose fastest links reach a host, a rack, or the whole job.\n",
+        "An H100 with twice the bandwidth of its memory, or twice the multiprocessors; a GB200 whose fastest links reach",
+        "a host, a rack, or the whole job.\n",
         table(HEAD, changed, text=TEXT),
         *_COSTS,
         "## Figures that are not from a maker's datasheet\n",

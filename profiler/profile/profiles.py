@@ -153,6 +153,25 @@ def _sparse_peak(own: Device, beside: str) -> float:
     return ratio if ratio >= _SPARSE else 0.0
 
 
+_WIDE = ("bf16", "fp16", "fp32", "tf32")
+_ALONE = 1.02  #: a factor beyond which figures have not grown alike
+
+
+def _grown_alone(own: Device, base: Device) -> str:
+    """Return in words what of a chip has grown beside its 16-bit peak, and what that is taken to say of its power; ""."""
+    wide, units = own.half_peak / base.half_peak, own.num_sms / base.num_sms
+    apart = {
+        dtype: peak / base.peak_flops[dtype] / wide
+        for dtype, peak in own.peak_flops.items()
+        if dtype in base.peak_flops and dtype not in _WIDE
+    }
+    grown = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in apart.items() if ratio > _ALONE)
+    said = f"; units of narrower formats whose peak grew alone draw as much less power: {grown} times" if grown else ""
+    if units > _ALONE * wide:
+        said += f"; {units:.2f} times the multiprocessors at {wide:.2f} times the peak clock lower, which draws less power"
+    return said
+
+
 def _two_way_links(own: Device, beside: str) -> str:
     """Return the known device of the architecture whose links, the fastest of it, carry half as much; "" without one."""
     if not beside:
@@ -180,9 +199,10 @@ def _said(profile: Profile) -> str:
     if made.similarity == "architecture":
         if slower >= 1:
             ratios[limit] = slower
-            limited = "; long kernels run at its power limit, where a higher peak makes none faster"
+            limited = "; long kernels in 16 bits run at its power limit, where a higher peak makes none faster"
         else:
             limited = "; its power limit leaves long kernels their peak"
+        limited += _grown_alone(own, base)
     elif not made.power_beside:
         limited = "; its power limit is not used: no other device of its architecture is known"
     elif slower != 1:

@@ -21,7 +21,7 @@ def test_a_row_of_the_page() -> None:
     assert stated[:3] == row[:3] and stated[-1] == row[-1]  # the device, where its kernels are from, the layout
     # other processors fit trees that differ in the last digits
     assert abs(int(stated[3].replace(",", "")) / int(row[3].replace(",", "")) - 1) < 0.005
-    assert len(rows) == 14 + 14 + 7 + len(devices.origins()) + 4 * 2
+    assert len(rows) == 14 + 14 + 9 + len(devices.origins()) + 4 * 2
 
 
 def test_a_page_has_every_part() -> None:

@@ -15,7 +15,7 @@ from profiler.errors import InputError
 from profiler.profile import devices
 from profiler.profile.derived import derived_profile, power_reference, power_slowdown
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
-from profiler.profile.profiles import as_device, derived_profiles, find_profile, profile_of, shipped_profiles
+from profiler.profile.profiles import _grown_alone, as_device, derived_profiles, find_profile, profile_of, shipped_profiles
 from solver.spec.bounds import NUMBERS
 
 H100: dict[str, Any] = {**json.loads((FOLDER / "h100_sxm.json").read_text()), "source": "a datasheet"}
@@ -192,7 +192,7 @@ def test_links_that_are_stated_both_ways_are_named(tmp_path: Path) -> None:
         assert ("its link_gb_s is twice that of NVIDIA" in said and said.endswith(": is it one direction's?")) is asked
 
 
-@pytest.mark.parametrize(("narrow", "times"), [("fp8", 16), ("fp8", 4.5), ("mxfp8", 5), ("nvfp4", 16)])
+@pytest.mark.parametrize(("narrow", "times"), [("fp8", 16), ("fp8", 4.6), ("mxfp8", 5), ("nvfp4", 16)])
 def test_narrow_formats_are_not_many_times_as_fast(narrow: str, times: float, tmp_path: Path) -> None:
     peaks = {"bf16": 989.0, "fp8": 1978.0, narrow: times * 989.0}
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
         "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at its power limit "
         "over that of its peak x 1.02); "
-        "long kernels run at its power limit, where a higher peak makes none faster"
+        "long kernels in 16 bits run at its power limit, where a higher peak makes none faster"
     )
     assert "power limit, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
     assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
@@ -253,6 +253,31 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     assert [d.similarity for d in similarities.values() if d] == ["architecture", ""]
     pcie = similarities["h100_pcie"]
     assert pcie is not None and (pcie.kernels.name, pcie.links.name) == ("h100_sxm", "a100_pcie_80gb")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_sms": 264}, "2.00 times the multiprocessors at 1.00 times the peak clock lower, which draws less power"),
+        ({"fp8": 2}, "units of narrower formats whose peak grew alone draw as much less power: fp8 2.00 times"),
+        ({}, ""),
+    ],
+)
+def test_what_has_grown_alone_is_said(changes: dict[str, int], words: str) -> None:
+    base = DATASHEETS["h100_sxm"].device
+    peaks = {dtype: peak * changes.get(dtype, 1) for dtype, peak in base.peak_flops.items()}
+    said = _grown_alone(replace(base, peak_flops=peaks, num_sms=changes.get("num_sms", base.num_sms)), base)
+    assert said == (f"; {words}" if words else "")
+
+
+def test_rubins_announced_figures_are_a_chips() -> None:
+    """1,260 PFLOP/s of fp8 in 72 chips beside 4 PFLOP/s in 16 bits: 4.4 times."""
+    sheet = {"name": "Rubin", "architecture": "rubin", "peak_tflops": {"bf16": 4000, "fp8": 17500}, "memory_gib": 268,
+             "memory_bandwidth_gb_s": 22000, "num_sms": 224, "gpus_per_node": 4, "nvlink_domain": 72, "link_gb_s": 1800,
+             "network_gbit": 800, "power_watts": 1800, "source": "announced"}  # fmt: skip
+    assert datasheet_of(sheet).device.peak_flops["fp8"] == 17.5e15
+    with pytest.raises(InputError, match="peak_tflops of fp8 is 5 times that in 16 bits"):
+        datasheet_of({**sheet, "peak_tflops": {"bf16": 4000, "fp8": 20000}})
 
 
 def test_shipped_devices_bound_what_a_multiprocessor_does() -> None:

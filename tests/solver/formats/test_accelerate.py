@@ -293,6 +293,11 @@ def test_models_as_config_json(name: str, model_type: str) -> None:
     assert config_of(model_of(name))["model_type"] == model_type
 
 
+@pytest.mark.parametrize("padded", [128256, 128512])
+def test_padded_tables_are_of_the_framework_that_pads(padded: int) -> None:
+    assert config_of(model_of("llama3_8b").replace(padded_vocab_size=padded)) == config_of(model_of("llama3_8b"))
+
+
 @pytest.mark.parametrize("name", ["mixtral_8x7b", "deepseek_v3", "gemma2_9b"])
 def test_models_of_other_architectures_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="no Hugging Face architecture of llama, mistral, qwen2"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from math import erf, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 from toy import make_problem
 
 from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
+from profiler.profile.derived import derived_profile
+from profiler.profile.devices import DATASHEETS
+from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.api import estimate
 from solver.commands.console import main
 from solver.formats.config_file import load_run_config
@@ -58,6 +63,18 @@ def test_what_machines_with_the_same_kernels_share_is_no_doubt(h100_model: CostM
     expected = normal(log(fast.tgs / slow.tgs) / sqrt(variance))
     apart = normal(log(fast.tgs / slow.tgs) / sqrt(fast.why.relative_std**2 + slow.why.relative_std**2))
     assert probability_faster(fast, slow) == pytest.approx(expected) and expected > apart > 0.5
+
+
+def test_a_derived_device_shares_the_errors_of_the_measured_one(h100_model: CostModel) -> None:
+    """The kernels of both are the same: what the derived one errs by beyond the other is its own."""
+    sheet = DATASHEETS["h100_sxm"]
+    twice = replace(sheet, device=replace(sheet.device, memory_bandwidth=2 * sheet.device.memory_bandwidth))
+    derived = cost_model(derived_profile("twice", twice, find_profile("h100_sxm")[0]), cache_dir=PROF_DATA / ".cache")
+    ours, theirs = (replace(side(cost, tp=1, dp=8), kernels="h100_sxm") for cost in (h100_model, derived))
+    apart = normal(log(theirs.tgs / ours.tgs) / sqrt(ours.why.relative_std**2 + theirs.why.relative_std**2))
+    assert probability_faster(theirs, ours) > apart + 0.03 and apart > 0.5
+    unrelated = replace(theirs, kernels="b200_sxm")
+    assert probability_faster(unrelated, ours) == pytest.approx(apart)
 
 
 def test_what_is_said_of_two_layouts(h100_model: CostModel) -> None:

@@ -244,3 +244,11 @@ def test_stated_end_stages_are_offered_where_the_framework_runs_them() -> None:
     problem = make_problem(MODEL.replace(num_hidden_layers=12), 8, toy_cost(), 512, framework="primus-2026", p2p_overlap=True)
     found = pipelines(problem, 4, 16, Counter(), (6, 0))
     assert {run.vpp for run in found} == {1, 2} and not {SCHEDULES[run.schedule] for run in found} & set(V_SHAPED)
+
+
+def test_what_is_fixed_at_one_is_named_where_nothing_fits() -> None:
+    problem = load_problem("configs/models/llama3_70b.json", 16, profile="h100_sxm", framework="megatron-core")
+    with pytest.raises(InputError, match="use more GPUs or more memory; tp, pp are fixed at 1: leave that free"):
+        search(problem, 16, fixed={"tp": 1, "pp": 1})
+    with pytest.raises(InputError, match="or more memory$"):
+        search(problem.for_world(8), 16, fixed={"tp": 8})
