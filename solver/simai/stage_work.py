@@ -16,6 +16,8 @@ from solver.schedule.kinds import part_of
 from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
 from solver.spec.choices import Recompute
+from solver.spec.frameworks import framework_of
+from solver.spec.rules.quantised import delays
 from solver.spec.strategy import Strategy
 from solver.step.layer_table import EstimatedProgram
 from solver.step.per_stage import chunks_of, slowest_stage
@@ -72,6 +74,8 @@ def notes_of(run: Strategy) -> list[str]:
         found.append(f"ZeRO shards over {run.zero_shard_size} of {run.dp} data-parallel ranks; SimAI knows only all of them")
     if run.tp_comm_overlap or run.moe_exchange_overlap or run.moe_shared_expert_overlap:
         found.append("tensor or expert communication overlaps with compute here; a workload states it whole (-tp_o, -ep_o)")
+    if delays(framework_of(run.framework), run) and run.fp8_amax_reduction != "none":
+        found.append("the all-reduce of FP8's largest values behind every pass is left out of a workload")
     return found
 
 

@@ -302,6 +302,9 @@ def test_what_the_formats_cannot_name_is_refused_or_noted() -> None:
     assert notes_of(strategy) == []
     experts = strategy.replace(cp=1, dp=8, tp=2, ep=2, zero=1, zero_shard_size=4, tp_comm_overlap=True)
     assert [note.split()[0] for note in notes_of(experts)] == ["experts", "ZeRO", "tensor"]
+    quantised = strategy.replace(framework="megatron-core-0.12", precision="fp8")
+    assert [note.split()[1] for note in notes_of(quantised)] == ["all-reduce"]
+    assert notes_of(quantised.replace(fp8_amax_reduction="none")) == []
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "simai").glob("*.json")), ids=lambda path: path.stem)
