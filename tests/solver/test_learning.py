@@ -19,7 +19,7 @@ from solver.commands.console import main
 from solver.commands.import_files import case_line
 from solver.commands.validate import CostModels
 from solver.formats.cases.reading import Case, case_of, read_cases
-from solver.learning import Lesson, distinct_runs, learn, scaled
+from solver.learning import Lesson, _noise, distinct_runs, learn, scaled
 from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
@@ -254,3 +254,14 @@ def test_runs_of_two_machines_are_refused(runs: list[dict[str, object]], cost_mo
         learn(read_cases(file), cost_models, "x")
     with pytest.raises(InputError, match="learning needs at least two runs with a step time that can be predicted; here 1 run"):
         learn(read_cases(file)[:1], cost_models, "x")
+
+
+def test_what_stays_is_shared_by_the_runs_less_the_factors() -> None:
+    """Five runs that one factor moves alike: where only they tell it four of their squares are free, with a sure prior five."""
+    residual, jacobian, weights = np.array([0.2, -0.1, 0.1, -0.2, 0.1]), np.ones((5, 1)), np.ones(5)
+    before = 0.1
+    squares = 0.04 + 0.01 + 0.01 + 0.04 + 0.01
+    data = jacobian.T @ jacobian / before**2
+    assert _noise(residual, jacobian, data, weights, before) == pytest.approx(math.sqrt(squares / 4))
+    assert _noise(residual, jacobian, 1e9 * data, weights, before) == pytest.approx(math.sqrt(squares / 5))
+    assert _noise(residual / 100, jacobian, data, weights, before) == LAYOUT_STD

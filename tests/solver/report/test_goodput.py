@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.errors import InputError
+from solver import load_problem
+from solver.api import estimate
 from solver.commands.console import main
+from solver.options.interruptions import goodput_of
 from solver.report.goodput import Checkpoints, Failures, checkpoints, goodput
 
 PER_NODE = 8
@@ -51,6 +55,45 @@ def test_share_is_that_of_a_simulation(mean: float, restart: float, stall: float
     assert found.mtbf == pytest.approx(mean)
     by_events = np.mean([simulated(mean, restart, stall, beside, interval, 400 * mean, seed) for seed in range(4)])
     assert found.share == pytest.approx(by_events, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("restart", "stall", "beside", "interval"), [(600, 60, 0, 1000), (300, 2, 200, 700), (60, 100, 0, 2000)]
+)
+def test_the_spread_of_the_wall_time_is_that_of_a_simulation(
+    restart: float, stall: float, beside: float, interval: float
+) -> None:
+    """A hundred trainings of a hundred mean times between failures: their spread is known to 7%."""
+    mean, work = 20_000, 2_000_000
+    found = goodput(Failures(mean / 3600 * 64, restart=restart), 64, PER_NODE, Checkpoints(stall, stall + beside, interval))
+    wall = [work / simulated(mean, restart, stall, beside, interval, work, seed) / 86400 for seed in range(100)]
+    assert found.days_std(np.mean(wall)) == pytest.approx(np.std(wall), rel=0.2)
+
+
+def test_what_a_failure_costs_by_hand() -> None:
+    """Half of an interval and its stall on average, and evenly spread; what is written beside; the restart; with one spare node
+    and ten hours of repair, one in fifteen hours, five hours until the first of two is back."""
+    failures = Failures(mtbf_gpu=15 * 64, restart=600, spares=1, repair=10)
+    found = goodput(failures, 64, PER_NODE, Checkpoints(40, 240, 960))
+    blocked = (2 / 3) ** 2 / 2 / (1 + 2 / 3 + (2 / 3) ** 2 / 2)  # B(2, 2/3) = 2 / 17
+    assert blocked == pytest.approx(2 / 17)
+    waiting = 2 * 5 * 3600 * 15 * 3600 * (2 / 17) / (15 / 17)
+    assert found.second_moment == pytest.approx((500 + 200 + 600) ** 2 + 1000**2 / 12 + waiting)
+    assert found.days_std(10) == pytest.approx(math.sqrt(10 * 24 / 15 * found.second_moment) / 86400)
+
+
+def test_the_checkpoint_is_of_what_a_zero_stage_keeps() -> None:
+    """FSDP2's shards are fp32 weights and two moments, 12 bytes; ZeRO-1 keeps the 16-bit weights beside them, 14."""
+    for framework, zero, size in (("torchtitan", 3, 12), ("megatron-core", 1, 14)):
+        problem = load_problem("configs/models/llama3_8b.json", 64, profile="h100_sxm", framework=framework)
+        solutions = estimate(problem, [problem.layout(dp=64, zero=zero, zero_shard_size=64)])
+        args = argparse.Namespace(
+            mtbf=50_000.0, mtbf_node=None, mtbf_link=None, restart=None, spares=None, repair=None, storage=10.0,
+            node_storage=None, one_writer=False, async_checkpoints=False, checkpoint_interval=60.0, evaluation=None,
+        )  # fmt: skip
+        stall = 8_030_261_248 * size / 10e9
+        by_hand = goodput(Failures(50_000, restart=600), 64, PER_NODE, Checkpoints(stall, stall, 3600))
+        assert goodput_of(args, solutions).share == pytest.approx(by_hand.share, rel=1e-9)
 
 
 def test_the_interval_is_the_best_and_daly_s() -> None:

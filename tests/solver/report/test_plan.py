@@ -70,6 +70,15 @@ def test_spare_nodes_are_paid_for(offers: list[Training]) -> None:
     assert one.energy_mwh == pytest.approx(40 * 24 * 64 * 1000 / 1e6) == watts.energy_mwh  # spare nodes do not train
 
 
+def test_interruptions_widen_the_interval(offers: list[Training]) -> None:
+    """40 days, 36 to 44, of which 80% train, and whose chance is 3 days of standard deviation."""
+    found = Goodput(0.8, 3600.0, 36_000.0, {}, (3 * 86400) ** 2 / (50 * 86400 / 36_000))
+    low, middle, high = offers[0].interrupted(found).days
+    assert middle == pytest.approx(50) and found.days_std(50) == pytest.approx(3)
+    std = math.hypot(math.log(44 / 36) / 2 / 1.6449, 3 / 50)
+    assert (low, high) == pytest.approx((50 * math.exp(-1.6449 * std), 50 * math.exp(1.6449 * std)), rel=1e-4)
+
+
 def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
     large = load_run_config("configs/models/llama3_405b.json").model
     problem = make_problem(large, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
