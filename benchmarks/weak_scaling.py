@@ -45,9 +45,10 @@ _GROWTH = "Growth is within 3 points at every size in {good} of {all} series. Th
 _TAIL = """
 {growth}
 Runs whose weights are sharded over all ranks and gathered in every micro batch (LF, one of DG's under MaxText) grow faster than
-this law has them, and on 1,024 GPUs IE's do whatever they share; why is not known. That ranks which gather every layer also wait
-for the slowest in every layer would give all twelve such series (by 0.05 of a layer's time for each unit, the median), and LF the times
-that it lacks (its median error 2.0%), but makes FM's runs, MaxText's and half of TT's 4 to 6% too slow, so it is left out.
+this law has them, and on 1,024 GPUs IE's do whatever they share; why is not known. That ranks which gather every layer also
+wait for the slowest in every layer would give all twelve such series (by 0.05 of a layer's time for each unit, the median), and
+LF the times that it lacks (its median error 2.0%), but makes FM's runs, MaxText's and half of TT's 4 to 6% too slow, so it is
+left out.
 """
 
 
