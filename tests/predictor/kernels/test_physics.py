@@ -109,7 +109,7 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     forward = float(bare_gemm(linear, 4096, 4096, 4096))
     layouts, adds = np.array([Layout.TN, Layout.NN, Layout.NT, Layout.TN, Layout.NN, Layout.NT]), np.arange(6) > 2
-    found = linear.predict(4096, 4096, 4096, 1, layouts, "bf16", adds)
+    found = linear.predict(4096, 4096, 4096, 1, layouts, accumulate=adds)
     buffer = 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth  # a share of reading and writing the fp32 gradients
     np.testing.assert_allclose(
         (found.seconds - [0, 0, 0, 0, 0, buffer]) / forward, [1, 1.005, 1.03, 1.02, 1.02, 0.98], rtol=1e-12
@@ -202,7 +202,7 @@ def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model
     linears = h100_model.kernels.linears
     physics = linears.parts["bf16"].physics
     weights, tokens = 8192.0, np.array([128.0, 512.0, 8192.0])
-    plain, added = (linears.predict(weights, weights, tokens, 1, Layout.NT, "bf16", add).seconds for add in (False, True))
+    plain, added = (linears.predict(weights, weights, tokens, 1, Layout.NT, accumulate=add).seconds for add in (False, True))
     # 512 tokens: 8 bytes a weight, and two operands of 8192 x 512 in bf16, over what GEMMs reach of 3.35 TB/s
     moved = 8 * weights**2 + 2 * 2 * weights * tokens
     least = physics.launch + moved / (physics.bandwidth * 3.35e12)

@@ -234,12 +234,19 @@ def test_what_is_read_is_not_overwritten(workload: Path, tmp_path: Path, capsys:
     assert workload.read_text() == before
 
 
-def test_an_option_given_twice_is_refused() -> None:
-    done = run("--analytical", "w.txt", "-g", "8", "-g", "16")
-    assert done.returncode == 2 and done.stderr.startswith("error: -g is given twice; ")
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Return the exit status and what was printed as an error, of words that the parser ends at."""
+    with pytest.raises(SystemExit) as end:
+        command.main(list(arguments))
+    return end.value.code, capsys.readouterr().err
 
 
-def test_without_a_mode_the_usage_is_printed() -> None:
-    done = run()
-    assert done.returncode == 2 and "one of the arguments --analytical --price --export --fill is required" in done.stderr
-    assert "Traceback" not in done.stderr and run("--help").returncode == 0
+def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, error = ended(capsys, "--analytical", "w.txt", "-g", "8", "-g", "16")
+    assert status == 2 and error.startswith("error: -g is given twice; ")
+
+
+def test_without_a_mode_the_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, error = ended(capsys)
+    assert status == 2 and "one of the arguments --analytical --price --export --fill is required" in error
+    assert ended(capsys, "--help")[0] == 0
