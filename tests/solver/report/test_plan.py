@@ -70,6 +70,17 @@ def test_spare_nodes_are_paid_for(offers: list[Training]) -> None:
     assert one.energy_mwh == pytest.approx(40 * 24 * 64 * 1000 / 1e6) == watts.energy_mwh  # spare nodes do not train
 
 
+def test_the_interval_of_an_interrupted_training_by_hand(offers: list[Training]) -> None:
+    """40 days with 90% from 36 to 44, of which 0.8 train: 50 days; a failure an hour of 3.6e7 s2 on average adds to it."""
+    one = offers[0].interrupted(Goodput(0.8, 1000.0, 3600.0, {}, 3.6e7))
+    failures = math.sqrt(50 * 24 * 3.6e7) / 86_400 / 50
+    std = math.hypot(math.log(1.1 / 0.9) / (2 * norm.ppf(0.95)), failures)
+    assert 0.04 < failures < 0.06
+    low, middle, high = one.days
+    assert middle == pytest.approx(50) and high / 50 == pytest.approx(50 / low)
+    assert math.log(high / 50) == pytest.approx(norm.ppf(0.95) * std, rel=1e-4)
+
+
 def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
     large = load_run_config("configs/models/llama3_405b.json").model
     problem = make_problem(large, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
