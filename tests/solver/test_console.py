@@ -42,9 +42,10 @@ def test_validate_needs_a_file_of_cases(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
-def test_predict_has_no_options_of_a_search() -> None:
-    done = foretrain("predict", "--plot", "x.png")
-    assert done.returncode == 2 and "unrecognized arguments: --plot x.png" in done.stderr
+def test_predict_has_no_options_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        console.main(["predict", "--plot", "x.png"])
+    assert end.value.code == 2 and "unrecognized arguments: --plot x.png" in capsys.readouterr().err
 
 
 def test_measure_passes_its_options_on() -> None:

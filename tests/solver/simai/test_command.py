@@ -234,12 +234,21 @@ def test_what_is_read_is_not_overwritten(workload: Path, tmp_path: Path, capsys:
     assert workload.read_text() == before
 
 
-def test_an_option_given_twice_is_refused() -> None:
-    done = run("--analytical", "w.txt", "-g", "8", "-g", "16")
-    assert done.returncode == 2 and done.stderr.startswith("error: -g is given twice; ")
+def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Return the exit status and what is said, also where argparse ends the process."""
+    try:
+        status: object = command.main([*arguments])
+    except SystemExit as end:
+        status = end.code
+    return status, capsys.readouterr().err
 
 
-def test_without_a_mode_the_usage_is_printed() -> None:
-    done = run()
-    assert done.returncode == 2 and "one of the arguments --analytical --price --export --fill is required" in done.stderr
-    assert "Traceback" not in done.stderr and run("--help").returncode == 0
+def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = usage(capsys, "--analytical", "w.txt", "-g", "8", "-g", "16")
+    assert status == 2 and said.startswith("error: -g is given twice; ")
+
+
+def test_without_a_mode_the_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = usage(capsys)
+    assert status == 2 and "one of the arguments --analytical --price --export --fill is required" in said
+    assert "Traceback" not in said and usage(capsys, "--help") == (0, "")
