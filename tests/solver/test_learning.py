@@ -19,7 +19,7 @@ from solver.commands.console import main
 from solver.commands.import_files import case_line
 from solver.commands.validate import CostModels
 from solver.formats.cases.reading import Case, case_of, read_cases
-from solver.learning import Lesson, distinct_runs, learn, scaled
+from solver.learning import Lesson, _noise, distinct_runs, learn, scaled
 from solver.report.explain import explain
 from solver.report.uncertainty import LAYOUT_STD
 from solver.report.validate import predict_cases
@@ -134,6 +134,25 @@ def test_a_run_far_off_the_others_counts_less(cases: list[Case], cost_models: Co
     assert learn([*found[:3], broken, *found[4:]], cost_models, "mine.json").learned.factor("step") == pytest.approx(
         1.0, rel=0.03
     )
+
+
+def test_noise_above_the_layouts_own_has_the_factors_taken_off_the_runs(cases: list[Case], cost_models: CostModels) -> None:
+    """Nine runs, twice as noisy as layouts are; one factor fits what all are off by, so that eight are free."""
+    off = 2 * LAYOUT_STD * np.array([1, -1, 1, -1, 0, 1, -1, 1, -1])
+    jacobian = np.zeros((9, len(FACTORS)))
+    jacobian[:, 0] = 1.0
+    information = np.diag([9 / 0.1**2, *(1.0,) * (len(FACTORS) - 1)])
+    assert _noise(off, jacobian, information, np.ones(9), 0.1) == pytest.approx(2 * LAYOUT_STD)  # 8 squares over 9 - 1
+    # a run that counts half counts half among the squares, and half among what was fitted
+    half = np.array([0.5, *(1.0,) * 8])
+    information[0, 0] = 8.5 / 0.1**2 + 50  # of which the prior gives 50
+    by_hand = 2 * LAYOUT_STD * math.sqrt(7.5 / (9 - 850 / 900))
+    assert _noise(off, jacobian, information, half, 0.1) == pytest.approx(by_hand)
+    # and in a whole lesson: runs as predicted but for +-10%
+    found = measured_as(cases[:9], cost_models, factors())
+    noisy = [replace(case, measured={"step_s": case.measured["step_s"] * math.exp(0.1 * sign)})
+             for case, sign in zip(found, (1, -1, 1, -1, 0, 1, -1, 1, -1), strict=True)]  # fmt: skip
+    assert learn(noisy, cost_models, "mine.json").learned.noise == pytest.approx(0.1, rel=0.1)
 
 
 def test_runs_that_are_left_out_are_predicted_better(lesson: Lesson, cases: list[Case], cost_models: CostModels) -> None:
