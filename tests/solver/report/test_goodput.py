@@ -195,6 +195,7 @@ def test_a_job_that_hardly_trains_is_refused() -> None:
 
 
 WORDS = ["plan", "--model_size", "llama3_8b", "--tokens", "1e13", "--min_gpus", "256", "--max_gpus", "512", "--days", "40"]
+WORDS += ["--fix", "tp=2,cp=1"]
 
 
 def test_the_command_counts_interruptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

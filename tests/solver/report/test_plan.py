@@ -115,11 +115,15 @@ def test_each_number_of_gpus_has_the_network_that_a_search_there_has(figures: di
         assert json.loads(out.read_text())["best"][0]["tgs"] == pytest.approx(planned[world], rel=1e-9)
 
 
-def test_several_machines_say_how_sure_the_cheapest_is(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e12 --days 8 --min_gpus 64 --max_gpus 256"
-    assert main([*words.split(), "--machines", "h100_sxm=2,mi300x=1"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "It meets 8 days with " in said and "the cheapest of those that do with 95%: " in said
+def test_several_machines_say_how_sure_the_cheapest_is(offers: list[Training], capsys: pytest.CaptureFixture[str]) -> None:
+    # 256 slow GPUs take 10.1 days, from 9.09 to 11.11; ln(10.2 / 10.1) of that normal distribution is 57%
+    slow, std = offers[2], math.log(1.1 / 0.9) / 2 / norm.ppf(0.95)
+    sure = float(norm.cdf(math.log(10.2 / 10.1) / std))
+    said = answer(offers, 10.2, None)
+    assert slow.world_size == 256 and 0.5 < sure < 0.6
+    assert "Cheapest within 10.2 days: 256 x slow, 10.1 days (9.09 to 11.1 with 90% probability)" in said
+    # of the fast ones 128 take up to 11 days and 256 up to 5.56
+    assert f" It meets 10.2 days with {sure:.0%} probability; the cheapest of those that do with 95%: 256 x fast" in said
     assert main(["plan", "--model_size", "llama3_8b", "--tokens", "15000"]) == 2
     assert "--tokens is 15000, which is less than a step; write 15e12" in " ".join(capsys.readouterr().err.split())
 
