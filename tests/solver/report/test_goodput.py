@@ -47,7 +47,8 @@ def simulated(mean: float, restart: float, stall: float, beside: float, interval
 def waited(mean: float, repair: float, spares: int, work: float, seed: int) -> float:
     """Return the wall time that ``work`` takes where failures cost nothing but the wait for a node, once no spare is left."""
     random = np.random.default_rng(seed)
-    wall, repaired = 0.0, []  # when each of the nodes in repair is back
+    wall = 0.0
+    repaired: list[float] = []  # when each of the nodes in repair is back
     while work > 0:
         trained = min(random.exponential(mean), work)
         wall, work = wall + trained, work - trained
