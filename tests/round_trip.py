@@ -32,6 +32,13 @@ def model_of(name: str) -> ModelSpec:
     return load_run_config(f"configs/models/{name}.json").model
 
 
+def load(folder: Path, text: str) -> RunConfig:
+    """Read the text of a YAML file."""
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return load_run_config(path)
+
+
 def same_model(one: ModelSpec, other: ModelSpec, tp: int = 1) -> bool:
     """Whether two descriptions are of the same work with ``tp`` tensor-parallel ranks."""
     try:

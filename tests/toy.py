@@ -179,3 +179,8 @@ def dims_of(layer: LayerProgram, label: str) -> dict[str, float]:
 def saved_bytes(layer: LayerProgram) -> dict[str, float]:
     """Return the bytes of each saved tensor, of a program of one key."""
     return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
+
+
+def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
+    """Return the kernel and the bytes of each memory-bound op by label, of a program of one key."""
+    return {op.label: (op.variant, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}

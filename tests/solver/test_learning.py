@@ -136,6 +136,25 @@ def test_a_run_far_off_the_others_counts_less(cases: list[Case], cost_models: Co
     )
 
 
+def test_noise_above_the_layouts_own_has_the_factors_taken_off_the_runs(cases: list[Case], cost_models: CostModels) -> None:
+    """Nine runs, twice as noisy as layouts are; one factor fits what all are off by, so that eight are free."""
+    off = 2 * LAYOUT_STD * np.array([1, -1, 1, -1, 0, 1, -1, 1, -1])
+    jacobian = np.zeros((9, len(FACTORS)))
+    jacobian[:, 0] = 1.0
+    information = np.diag([9 / 0.1**2, *(1.0,) * (len(FACTORS) - 1)])
+    assert _noise(off, jacobian, information, np.ones(9), 0.1) == pytest.approx(2 * LAYOUT_STD)  # 8 squares over 9 - 1
+    # a run that counts half counts half among the squares, and half among what was fitted
+    half = np.array([0.5, *(1.0,) * 8])
+    information[0, 0] = 8.5 / 0.1**2 + 50  # of which the prior gives 50
+    by_hand = 2 * LAYOUT_STD * math.sqrt(7.5 / (9 - 850 / 900))
+    assert _noise(off, jacobian, information, half, 0.1) == pytest.approx(by_hand)
+    # and in a whole lesson: runs as predicted but for +-10%
+    found = measured_as(cases[:9], cost_models, factors())
+    noisy = [replace(case, measured={"step_s": case.measured["step_s"] * math.exp(0.1 * sign)})
+             for case, sign in zip(found, (1, -1, 1, -1, 0, 1, -1, 1, -1), strict=True)]  # fmt: skip
+    assert learn(noisy, cost_models, "mine.json").learned.noise == pytest.approx(0.1, rel=0.1)
+
+
 def test_runs_that_are_left_out_are_predicted_better(lesson: Lesson, cases: list[Case], cost_models: CostModels) -> None:
     held_out = lesson.held_out
     assert held_out.runs == 18 and held_out.median_after < 0.03 < 0.05 < held_out.median_before
@@ -254,14 +273,3 @@ def test_runs_of_two_machines_are_refused(runs: list[dict[str, object]], cost_mo
         learn(read_cases(file), cost_models, "x")
     with pytest.raises(InputError, match="learning needs at least two runs with a step time that can be predicted; here 1 run"):
         learn(read_cases(file)[:1], cost_models, "x")
-
-
-def test_what_stays_is_shared_by_the_runs_less_the_factors() -> None:
-    """Five runs that one factor moves alike: where only they tell it four of their squares are free, with a sure prior five."""
-    residual, jacobian, weights = np.array([0.2, -0.1, 0.1, -0.2, 0.1]), np.ones((5, 1)), np.ones(5)
-    before = 0.1
-    squares = 0.04 + 0.01 + 0.01 + 0.04 + 0.01
-    data = jacobian.T @ jacobian / before**2
-    assert _noise(residual, jacobian, data, weights, before) == pytest.approx(math.sqrt(squares / 4))
-    assert _noise(residual, jacobian, 1e9 * data, weights, before) == pytest.approx(math.sqrt(squares / 5))
-    assert _noise(residual / 100, jacobian, data, weights, before) == LAYOUT_STD

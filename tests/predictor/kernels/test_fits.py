@@ -187,7 +187,9 @@ def test_grouped_gemms_in_another_format_are_extrapolated() -> None:
     dense = LinearModel.fit(linear_table(linear_rows("TN", 40, 1.0)), device)
     fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", grouped_rows(9, 2.0)), dense)
     found = fit.predict(8, 4096, 2048, 1024, dtype="fp8")
-    assert found.seconds == pytest.approx(fit.overhead[0] * dense.predict(4096, 2048, 1024, 8, 0, dtype="fp8").seconds, rel=1e-9)
+    assert found.seconds == pytest.approx(
+        fit.overhead[0] * dense.predict(4096, 2048, 1024, 8, 0, dtype="fp8").seconds, rel=1e-9
+    )
     assert found.basis >= Basis.EXTRAPOLATED and found.relative_std >= 0.2
     assert fit.predict(8, 4096, 2048, 1024).basis < found.basis
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
+from round_trip import assert_same_estimate, layouts_of, load, model_of, round_trips
 
 from profiler.errors import InputError
 from solver.commands.command_line import main
-from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import stated_strategy
 from solver.formats.syntax.yaml_text import read_yaml, write_yaml
@@ -76,12 +75,6 @@ tokens:
   train_steps: 15
 """
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=0, grad_dtype="fp32", overlap_param_gather=False, framework="nanotron")
-
-
-def load(folder: Path, text: str) -> RunConfig:
-    path = folder / "run.yaml"
-    path.write_text(text)
-    return load_run_config(path)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "internlm2_7b"])

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, same_model
+from round_trip import assert_same_estimate, layouts_of, load, model_of, round_trips, same_model
 
 from profiler.errors import InputError
 from solver.commands.command_line import main
-from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.spec.strategy import Strategy
 
@@ -78,12 +77,6 @@ model:
     seq_length: 4096
 """
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero_shard_size=16, grad_dtype="bf16", p2p_overlap=True, framework="nemo-24")
-
-
-def load(folder: Path, text: str) -> RunConfig:
-    path = folder / "run.yaml"
-    path.write_text(text)
-    return load_run_config(path)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "mistral_nemo_12b"])

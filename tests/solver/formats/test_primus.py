@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import layouts_of, model_of, round_trips, same_model
+from round_trip import layouts_of, load, model_of, round_trips, same_model
 
 from profiler.errors import InputError
 from profiler.profile.profiles import find_profile
@@ -83,12 +83,6 @@ LAYOUT = Strategy(
     cross_entropy_fusion=True, p2p_overlap=True, recompute="full", pipeline_layout="Et*9|t*8|t*8|t*7L",
     recompute_stage_layers="5+2+0+0", framework=PRIMUS,
 )  # fmt: skip
-
-
-def load(folder: Path, text: str) -> RunConfig:
-    path = folder / "run.yaml"
-    path.write_text(text)
-    return load_run_config(path)
 
 
 def test_what_an_example_leaves_to_the_base_file(tmp_path: Path) -> None:

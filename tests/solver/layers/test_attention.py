@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, toy_layout
+from toy import DEVICE, TINY, layer_keys, moved, saved_bytes, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
@@ -22,15 +22,6 @@ def program(world: int = 1, mode: str = "mtp", tp: int = 1, cp: int = 1, **const
     """Return TINY's layer for sequences of 32 tokens, two in a micro batch."""
     keys = layer_keys(mode, tp, cp, micro_batch_size=2)
     return layer_program(keys, TINY, toy_layout(world, 32, **constants), cluster_of(DEVICE))
-
-
-def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
-    """Return the kernel and the bytes of each memory-bound op by label."""
-    return {op.label: (op.variant, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
-
-
-def saved(layer: LayerProgram) -> dict[str, float]:
-    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
 
 
 def test_scores_that_go_through_memory() -> None:
@@ -81,7 +72,7 @@ def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
     found = moved(layer)
     assert found["softmax.forward"] == ("softmax", SCORES * (2 + 2) * 4)
     assert found["softmax.input_grad"] == ("softmax_grad", SCORES * (3 + 2 + 2 + 4 + 2) * 4)
-    assert saved(layer)["attention_scores"] == SCORES * 4
+    assert saved_bytes(layer)["attention_scores"] == SCORES * 4
     gemms = [op for op in layer.ops if op.kind == "linear"]
     assert {op.dtype for op in gemms} == {"tf32"} and not any(op.dims["accumulate"] for op in gemms)
     plain = program(framework="megatron-lm", attention="unfused", precision="fp32", grad_dtype="fp32")
@@ -125,7 +116,7 @@ def test_memory_of_scores_without_a_fused_kernel(framework: str, kept: int, grad
     # kept: the softmax's output of two bytes; with dropout its mask and output (Korthikanti et al. 2022); eager softmax: fp32
     # too. Gradients alive: those of probabilities and scores, two bytes each, and eager ones in fp32 as well
     layer = program(framework=framework, attention="unfused", dropout=True if framework == "megatron-lm" else None)
-    assert saved(layer)["attention_scores"] == SCORES * kept and "log_sum_exp" not in saved(layer)
+    assert saved_bytes(layer)["attention_scores"] == SCORES * kept and "log_sum_exp" not in saved_bytes(layer)
     stream = 2 * 32 * 64 * 2
     assert np.ravel(layer.transient_bytes)[0] == stream + SCORES * gradients
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, tiny, toy_layout
+from toy import DEVICE, TINY, layer_keys, moved, saved_bytes, tiny, toy_layout
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
@@ -31,10 +31,6 @@ def test_gradients_of_a_wide_mlp_are_the_largest_working_set(mode: str, tokens: 
     assert np.ravel(program(plain, mode, 2).transient_bytes)[0] == stream + tokens * columns * 2
 
 
-def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
-    return {op.label: (op.variant, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
-
-
 def test_bytes_of_activations() -> None:
     # gated: gate and up read, their product written; backward reads those and its gradient and writes two. Two bytes each
     elements = 32 * 128
@@ -56,10 +52,7 @@ def test_bytes_of_activations() -> None:
 
 def test_eager_gates_keep_the_activated_half() -> None:
     # gate and up; their product, and where kernels are eager also the activated gate. Two bytes each
-    def saved(framework: str) -> dict[str, float]:
-        return {s.name: float(np.ravel(s.bytes)[0]) for s in program(TINY, framework=framework).saved}
-
-    eager, fused = saved("pytorch-ddp"), saved("generic")
+    eager, fused = (saved_bytes(program(TINY, framework=framework)) for framework in ("pytorch-ddp", "generic"))
     assert eager["act_input"] == fused["act_input"] == 32 * 2 * 128 * 2
     assert (eager["act_output"], fused["act_output"]) == (32 * 2 * 128 * 2, 32 * 128 * 2)
 
@@ -113,10 +106,7 @@ def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
 @pytest.mark.parametrize(("framework", "kept"), [("megatron-core", 1), ("megatron-lm-2023", 2), ("torchtitan", 2)])
 def test_inputs_of_quantised_linears_are_kept_in_a_byte(framework: str, kept: int) -> None:
     # Transformer Engine keeps what it multiplied; the output projection can then no longer share the core's 16-bit context
-    found = {
-        precision: {t.name: float(np.ravel(t.bytes)[0]) for t in program(TINY, framework=framework, precision=precision).saved}
-        for precision in ("bf16", "fp8")
-    }
+    found = {precision: saved_bytes(program(TINY, framework=framework, precision=precision)) for precision in ("bf16", "fp8")}
     for name in ("norm1_output", "norm2_output", "act_output"):
         assert found["fp8"][name] * 2 == found["bf16"][name] * kept
     assert ("context_quantised" in found["fp8"]) == (kept == 1)
@@ -145,7 +135,7 @@ def test_a_norm_that_gathers_serves_all_linears_that_read_it() -> None:
 def test_each_eager_norm_keeps_an_fp32_copy_of_its_input(norms: int) -> None:
     """32 tokens of 64 values in 4 bytes; with one norm (attention and MLP side by side) no second one reads the residual."""
     model = TINY.replace(norms_per_layer=norms)
-    saved = {each.name: float(np.ravel(each.bytes)[0]) for each in program(model, fused_norm=False).saved}
+    saved = saved_bytes(program(model, fused_norm=False))
     assert saved["norms_fp32"] == norms * 32 * 64 * 4
     assert ("residual1" in saved) == ("norm2_output" in saved) == (norms > 1)
     assert "norms_fp32" not in {each.name for each in program(model, fused_norm=True).saved}
