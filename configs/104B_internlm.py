@@ -1,4 +1,4 @@
-# ruff: noqa: C408, N999
+# ruff: noqa: C408
 """An InternLM-like model of 105e9 parameters.
 
 The InternLM report of 2023 tells of 104e9 parameters. The layers, width and heads here are not verified against it, the

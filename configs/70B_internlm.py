@@ -1,4 +1,4 @@
-# ruff: noqa: C408, N999
+# ruff: noqa: C408
 """An InternLM-like model of 70e9 parameters.
 
 No model of this size was published: the layers are those of Llama 2 70B (arXiv 2307.09288), the vocabulary InternLM2's.

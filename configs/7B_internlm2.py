@@ -1,4 +1,4 @@
-# ruff: noqa: C408, N999
+# ruff: noqa: C408
 """InternLM2 7B: 7.74e9 parameters.
 
 Dimensions: InternLM2 (arXiv 2403.17297) and its published config.json.

@@ -17,7 +17,7 @@ from solver.api import configured_batch
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.options.arguments import DEFAULT_TOKENS
 from solver.options.axes import parse_fixed
-from solver.options.batch import batch_sequences
+from solver.options.batch import rounded_batch
 from solver.options.inputs import Inputs, load_inputs
 from solver.options.journal import inputs_of, new_inputs, read_journal
 from solver.options.machines import machine_options
@@ -99,7 +99,7 @@ def _sequences(point: Point, inputs: Inputs) -> int:
         return own
     run = inputs.problem.run
     if point.global_batch_size is None:  # the default, rounded as that of a search
-        return batch_sequences(DEFAULT_TOKENS, run.seq_len, True, run.world_size)[0]
+        return rounded_batch(DEFAULT_TOKENS, run.seq_len, True, run.world_size)[0]
     sequences, rest = divmod(point.global_batch_size, run.seq_len)
     if rest:
         raise InputError(f"{point.global_batch_size} tokens are not a whole number of sequences of {run.seq_len}")

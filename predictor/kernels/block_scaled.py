@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.estimate import Estimate
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.linear import FULL_ACCUMULATION, LAYOUT_PRIOR, is_hopper
 from profiler.profile.profile import Device
 
@@ -27,10 +27,10 @@ INPUT_GRADIENT = (1.0, 0.05)
 
 
 def block_scaled(estimate: Estimate, layout: np.ndarray, device: Device) -> Estimate:
-    """Return the times of fp8 GEMMs with one scale for each tensor as those of blockwise scales; layout: codes of Layout."""
+    """Return times of fp8 GEMMs with one scale for each tensor as those of blockwise scales; layout: codes of GemmLayout."""
     if not is_hopper(device):
         return estimate
-    usual = [LAYOUT_PRIOR[code, False][0] * FULL_ACCUMULATION[0] for code in (Layout.NN, Layout.NT)]
+    usual = [LAYOUT_PRIOR[code, False][0] * FULL_ACCUMULATION[0] for code in (GemmLayout.NN, GemmLayout.NT)]
     factors = FORWARD[0] * np.array([1.0, INPUT_GRADIENT[0] / usual[0], WEIGHT_GRADIENT[0] / usual[1]])
     uncertainties = np.hypot(FORWARD[1], np.array([0.0, INPUT_GRADIENT[1], WEIGHT_GRADIENT[1]]))
     codes = np.broadcast_to(np.asarray(layout, dtype=np.int64), estimate.seconds.shape)

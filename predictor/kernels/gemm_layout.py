@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Layout(IntEnum):
+class GemmLayout(IntEnum):
     """Which GEMM of a linear layer: x W^T, dy W, dy^T x, named by how BLAS reads the two operands."""
 
     TN = 0  #: forward

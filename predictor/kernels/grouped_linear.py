@@ -22,11 +22,11 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate, std_of_errors
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Table
 
-PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes
+PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of GemmLayout codes
 #: Time relative to a dense batched GEMM, and its uncertainty, where no grouped kernel was measured: between the
 #: Transformer-Engine kernels of A100 (0.94, 0.93, 0.9) and B200 (1.06, 1.14, 1.15 after correction by that laboratory's dense
 #: scale).
@@ -92,12 +92,12 @@ class GroupedLinearModel:
         return cls(linear, overhead, uncertainty, measured, families, share, launch)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = Layout.TN, *,
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = GemmLayout.TN, *,
         accumulate: Any = False, dtype: str = "bf16",
     ) -> Estimate:  # fmt: skip
         """Seconds of the device for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
 
-        passes: 0 forward, 1 input gradient, 2 weight gradient (codes of Layout); n and k are those of the forward in every
+        passes: 0 forward, 1 input gradient, 2 weight gradient (codes of GemmLayout); n and k are those of the forward in every
         pass. dtype: of the operands; where none of its kernels was measured (fp8, mxfp8), the dense GEMM of that dtype with the
         overhead of the others, extrapolated.
         """
@@ -138,16 +138,16 @@ class GroupedLinearModel:
 
 def _gemm(tokens: Any, n: Any, k: Any, passes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """m, n, k of the GEMM that a pass computes: [t, k] x [k, n], [t, n] x [n, k], [n, t] x [t, k]."""
-    weight, inputs = passes == Layout.NT, passes == Layout.NN
+    weight, inputs = passes == GemmLayout.NT, passes == GemmLayout.NN
     depth = np.where(weight, tokens, np.where(inputs, n, k))
-    return np.where(weight, n, tokens), np.where(passes == Layout.TN, n, k), depth
+    return np.where(weight, n, tokens), np.where(passes == GemmLayout.TN, n, k), depth
 
 
 def _output_bytes(groups: Any, n: Any, k: Any, passes: Any, accumulate: Any) -> np.ndarray:
     """Bytes of the weights' gradients that a weight gradient reads and writes; 0 in the other passes."""
     width = np.where(np.asarray(accumulate, dtype=bool), _FP32, _BF16)
     weights = np.asarray(groups, dtype=np.float64) * n * k
-    return np.where(np.asarray(passes) == Layout.NT, weights * width, 0.0)
+    return np.where(np.asarray(passes) == GemmLayout.NT, weights * width, 0.0)
 
 
 def _parts(linear: LinearModel, rows: Table) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import (
     GemmPhysics,
     GemmTimes,
@@ -38,8 +38,8 @@ CASTING_SOURCES = ("ai-dynamo/aiconfigurator",)
 #: (layout, fp32 accumulate) -> time relative to forward, and its uncertainty: medians of SimuMax's Transformer-Engine kernels
 #: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 0.98, beside ADDING_PRIOR).
 LAYOUT_PRIOR = {
-    (Layout.TN, False): (1.0, 0.0), (Layout.TN, True): (1.02, 0.05), (Layout.NN, False): (1.005, 0.04),
-    (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (0.98, 0.05),
+    (GemmLayout.TN, False): (1.0, 0.0), (GemmLayout.TN, True): (1.02, 0.05), (GemmLayout.NN, False): (1.005, 0.04),
+    (GemmLayout.NN, True): (1.02, 0.05), (GemmLayout.NT, False): (1.03, 0.05), (GemmLayout.NT, True): (0.98, 0.05),
 }  # fmt: skip
 #: Share of the time that reading and writing the fp32 buffer takes which a weight gradient that is added to it shows beside its
 #: products: 0.62 and 0.79 in SimuMax's kernels on A100 PCIe and B200, 0.77 and 0.90 in own ones on H100 and H200.
@@ -99,13 +99,13 @@ class LinearModel:
         return cls(parts)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, *, accumulate: Any = False,
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = GemmLayout.TN, *, accumulate: Any = False,
         dtype: str = "bf16", buffer: bool = True,
     ) -> Estimate:  # fmt: skip
         """Seconds of ``batch`` GEMMs [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
 
-        layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer. buffer: which then takes no less than
-        its bytes; False where the caller counts them.
+        layout: codes of GemmLayout. accumulate: bool, the output is added to an fp32 buffer. buffer: which then takes no
+        less than its bytes; False where the caller counts them.
         """
         name = FAMILIES.get(dtype, dtype)
         part = self.parts.get(name)
@@ -121,7 +121,7 @@ class LinearModel:
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
         if buffer:
-            gradient = adds & (layouts == Layout.NT)
+            gradient = adds & (layouts == GemmLayout.NT)
             seconds = seconds + gradient * part.adding * buffer_seconds(part.machine, size[0], size[1], size[3])
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
@@ -274,7 +274,7 @@ def _fit_part(
     """
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
     rows = own_forward_rows(table)
-    prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
+    prior = np.array([[LAYOUT_PRIOR[GemmLayout(i), bool(a)] for a in (0, 1)] for i in range(3)])
     if gradients:
         prior[1:, :, 0] *= gradients[0]
         prior[1:, :, 1] = np.hypot(prior[1:, :, 1], gradients[1])
@@ -300,7 +300,7 @@ def _measured_shapes(table: Table, machine: Machine) -> MeasuredTimes:
     rows = table.where(~other_lab(table["source"]) & ~casts)
     if not len(rows):
         return MeasuredTimes.none()
-    layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int64)
+    layout = np.array([GemmLayout[name].value if name else 0 for name in rows["layout"]], dtype=np.int64)
     return MeasuredTimes.of(shape_keys(*_sizes(rows), layout, rows["accumulate"].astype(np.int64)), rows)
 
 
@@ -320,14 +320,14 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray, 
         rows = table["source"] == source
         forward = rows & np.isin(table["layout"], ("TN", ""))
         ratio[rows] -= np.median(ratio[forward]) if forward.any() else np.nan
-    for layout in (Layout.NN, Layout.NT):
+    for layout in (GemmLayout.NN, GemmLayout.NT):
         for add in (0, 1):
             rows = (table["layout"] == layout.name) & (table["accumulate"].astype(bool) == add) & np.isfinite(ratio)
             if not rows.any():
                 continue
             weight = rows.sum() / (rows.sum() + _PRIOR_ROWS)
             uncertainty[layout, add] *= 1 - weight
-            if add and layout == Layout.NT:
+            if add and layout == GemmLayout.NT:
                 traffic = (buffer_seconds(part.machine, sizes[0], sizes[1], sizes[3]) / forward_seconds)[rows]
                 factor[layout, add], adding = _adding(np.exp(ratio[rows]), traffic, float(factor[layout, add]))
             else:
@@ -354,7 +354,7 @@ def _adding(ratio: np.ndarray, traffic: np.ndarray, usual: float) -> tuple[float
 
 def _ratio(fit: LinearModel, rows: Table, dtype: str) -> np.ndarray:
     """Measured over predicted, and measured seconds, for rows of one dtype; shape [2, rows]."""
-    layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
+    layout = np.array([GemmLayout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
     m, n, k, batch = _sizes(rows)
     found = fit.predict(m, n, k, batch, layout, accumulate=rows["accumulate"] > 0, dtype=dtype)
     return np.stack([rows["seconds"] / found.seconds, rows["seconds"]])

@@ -12,7 +12,7 @@ from predictor.estimate import Estimate
 from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes, uncertainty_of, where_known
 from predictor.kernels.shape_keys import find, shape_keys
 
-#: What distinguishes one call from another, in the order of CostModel.flash_attn's arguments.
+#: What distinguishes one call from another, in the order of KernelCosts.flash_attn's arguments.
 SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward")
 
 

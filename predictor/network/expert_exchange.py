@@ -20,7 +20,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import Device, Table
 
 OPS = ("dispatch", "combine")
-DISPATCHERS = ("deepep", "hybridep")
+DISPATCHERS = ("deepep", "hybridep")  #: kernels of their own, which send tokens between ranks: a group of one rank has none
 #: Multiprocessors of the kernels whose rows are fitted: the defaults of DeepEP's Buffer and of Megatron-Core.
 DEFAULT_SMS = {"deepep": 20, "hybridep": 16}
 #: Ranks in a node beyond which Hybrid-EP's fp8 rows are not fitted: with 24 to 36 ranks of GB200 and 16 multiprocessors they

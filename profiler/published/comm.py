@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, Device
-from profiler.published.nccl_rows import DTYPES, OPS
+from profiler.published.nccl_rows import DTYPES, OPS, least_sent
 from profiler.published.rows import (
     Collection,
     Columns,
@@ -72,12 +72,8 @@ def collectives(files: Collection, prefix: str, device: Device, ledger: Ledger) 
 
 
 def _possible(rows: Columns, curve: tuple[str, ...], device: Device) -> np.ndarray:
-    """Return a mask: False on all rows of a curve if on any of them a GPU would have to send more than its links carry.
-
-    all_reduce (where switches reduce) and p2p are counted with the buffer sent once, all other ops with (n - 1) / n of it.
-    """
-    ranks = np.maximum(rows["intra"] * rows["inter"], 1)
-    sent = np.where(np.isin(rows["op"], ("all_reduce", "p2p")), 1.0, (ranks - 1) / ranks) * rows["bytes"]
+    """Return a mask: False on all rows of a curve if on any of them a GPU would have to send more than its links carry."""
+    sent = least_sent(rows["op"], rows["intra"] * rows["inter"]) * rows["bytes"]
     possible = (rows["seconds"] > 0) & (sent <= device.link_bandwidth * rows["seconds"])
     ids = groups(rows, curve)
     return ~np.isin(ids, ids[~possible])

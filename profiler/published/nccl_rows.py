@@ -167,6 +167,16 @@ def _check_count(line: Line, op: str, ranks: int, where: str) -> None:
         )
 
 
+def least_sent(op: Any, ranks: Any) -> np.ndarray:
+    """Return the least bytes, per byte of the buffer, that the busiest of ``ranks`` sends; arrays broadcast.
+
+    (n - 1) / n where a rank sends or receives only its share; of all_reduce (where switches reduce), of p2p and of the first
+    rank of a broadcast, whose receivers hold nothing of it before, all of it.
+    """
+    ranks = np.maximum(ranks, 1)
+    return np.where(np.isin(op, SPLIT_BUFFER), (ranks - 1) / ranks, 1.0)
+
+
 def joined(op: str, tables: Sequence[Table]) -> Table:
     """Return the rows of all ``tables`` of ``op``, in order."""
     return Table.from_columns(op, {name: np.concatenate([t[name] for t in tables]) for name in TABLE_COLUMNS[op]})

@@ -18,7 +18,7 @@ from profiler.profile.merge import check_same_machine
 from profiler.profile.profile import COLLECTIVES, NETWORK_ROWS, Device, Profile, Table
 from profiler.profile.profiles import DEFAULT_PROFILE, OWN_PROFILE, find_profile
 from profiler.profile.store import read_profile, write_profile
-from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
+from profiler.published.nccl_rows import Log, joined, least_sent, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
 #: A ratio to the profile's times beyond which links in a node are others than its.
@@ -51,13 +51,8 @@ def usable_tables(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[st
 
 
 def _possible(op: str, table: Table, device: Device) -> np.ndarray:
-    """Return a mask (bool, shape [rows]): rows of groups whose rate stays below the link's at every size.
-
-    A rank sends at least (n - 1) / n of the buffer; for all_reduce (where switches reduce), broadcast and p2p, all of it.
-    """
-    ranks = table["intra"] * table["inter"]
-    share = (ranks - 1) / ranks if op in SPLIT_BUFFER else np.ones(len(table))
-    outruns = share * table["bytes"] > device.link_bandwidth * table["seconds"]
+    """Return a mask (bool, shape [rows]): rows of groups whose rate stays below the link's at every size."""
+    outruns = least_sent(op, table["intra"] * table["inter"]) * table["bytes"] > device.link_bandwidth * table["seconds"]
     _, group = np.unique(np.stack([table["intra"], table["inter"]]), axis=1, return_inverse=True)
     group = group.ravel()
     return ~np.isin(group, group[outruns])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.kernels.attn_physics import QUERY_TILE
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
@@ -204,7 +204,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
     batch = shapes.keys.micro_batch_size * shapes.heads
 
-    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: Layout) -> Op:
+    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: GemmLayout) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         again = ATTENTION_CORE if phase == FORWARD else ()
         scalar = shapes.element == HALF and (d % VECTOR or v % VECTOR)
@@ -223,15 +223,15 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     dropout = memory_bound("dropout", ATTENTION, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
         *kv_gather(shapes),
-        gemm("scores", FORWARD, seq_q, seq_kv, d, Layout.TN),
+        gemm("scores", FORWARD, seq_q, seq_kv, d, GemmLayout.TN),
         *(soft_cap_ops(shapes, "scores", ATTENTION, probabilities, ATTENTION_CORE) if shapes.model.capped_scores else []),
         *softmax,
         *dropout,
-        gemm("context", FORWARD, seq_q, v, seq_kv, Layout.NN),
-        gemm("context", INPUT_GRAD, seq_q, seq_kv, v, Layout.TN),
-        gemm("context_values", INPUT_GRAD, seq_kv, v, seq_q, Layout.NT),  # no weights: nothing of it can be postponed
-        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, Layout.NN),
-        gemm("scores_keys", INPUT_GRAD, seq_kv, d, seq_q, Layout.NT),
+        gemm("context", FORWARD, seq_q, v, seq_kv, GemmLayout.NN),
+        gemm("context", INPUT_GRAD, seq_q, seq_kv, v, GemmLayout.TN),
+        gemm("context_values", INPUT_GRAD, seq_kv, v, seq_q, GemmLayout.NT),  # no weights: nothing of it can be postponed
+        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, GemmLayout.NN),
+        gemm("scores_keys", INPUT_GRAD, seq_kv, d, seq_q, GemmLayout.NT),
     ]
 
 

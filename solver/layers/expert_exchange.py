@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.network.expert_exchange import DISPATCHERS
 from solver.layers.expert_rows import arriving_rows, blocks_of_token, expert_rows, reached_ranks, router_choice, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
 from solver.layers.program import COMBINE, DISPATCH, DOWN_LINEAR, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
@@ -20,7 +21,7 @@ from solver.spec.cluster import Placement
 MODULE = "expert_exchange"
 #: Dispatchers that hand the routers' probabilities on in fp32; else they have the type of activations, unless the router's is
 #: stated (Megatron-Core's moe_utils.py, DeepEP's fused_a2a.py).
-WIDE_PROBABILITIES = ("deepep", "hybridep")
+WIDE_PROBABILITIES = DISPATCHERS
 #: Reads and writes of the rows that torchtitan sorts, forward and backward (models/moe/utils.py of 0.2.2). There: zeros are
 #: joined on, then rows are indexed; gradients are added up in zeros. Back: put in place; the gradient gets that row again.
 EAGER_SORTS = {"sort": (4.0, 4.0), "unsort": (2.0, 5.0)}

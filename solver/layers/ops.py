@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.kernels.dtypes import BLOCKWISE
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,
@@ -30,7 +30,7 @@ from solver.spec.recipes import FP32, HALF
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
 
-_LAYOUTS = {FORWARD: Layout.TN, INPUT_GRAD: Layout.NN, WEIGHT_GRAD: Layout.NT}
+_LAYOUTS = {FORWARD: GemmLayout.TN, INPUT_GRAD: GemmLayout.NN, WEIGHT_GRAD: GemmLayout.NT}
 
 
 def linear(

@@ -32,7 +32,7 @@ def uneven_worlds(batch: Callable[[int], int], worlds: Sequence[int], rounds: bo
     return said if uneven else ""
 
 
-def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
+def rounded_batch(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
     """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
 
     rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences, or of the largest half, quarter and so
@@ -75,7 +75,7 @@ def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig
         note = f"global batch: the default, because the config's tp * cp * pp do not divide {problem.run.world_size} GPUs"
     tokens = args.global_batch_size or DEFAULT_TOKENS
     rounds = args.round_batch or args.global_batch_size is None
-    found, rounded = batch_sequences(tokens, problem.run.seq_len, rounds, world)
+    found, rounded = rounded_batch(tokens, problem.run.seq_len, rounds, world)
     odd = odd_factor(world)
     uneven = f"global batch: {found:,} sequences, which the factor {odd} of {world:,} GPUs does not divide; {_UNEVEN}"
     uneven += "" if rounds else _ADVICE
@@ -93,7 +93,7 @@ def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) 
     if args.round_batch:
         layout = configured_strategy(problem, config)
         group = layout.dp * layout.micro_batch_size
-    return batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
+    return rounded_batch(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
 
 
 def batch_or_default(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:

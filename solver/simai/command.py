@@ -25,7 +25,7 @@ from solver.simai.export_times import kernel_times
 from solver.simai.given import check_output, default_prefix, machine_of, mode_of, overlaps_of
 from solver.simai.options import parser
 from solver.simai.pricing import show_prices
-from solver.simai.stage_work import StageWork, notes_of, stage_work
+from solver.simai.stage_work import SimaiStageWork, notes_of, stage_work
 from solver.simai.step_work import StepWork, step_work
 from solver.simai.workload_csv import read_workload_csv, write_workload_csv
 from solver.simai.workload_text import TextWorkload, read_workload_text, write_workload_text
@@ -114,7 +114,7 @@ def export(args: argparse.Namespace, console: Console) -> None:
     console.print(f"wrote {args.export}", markup=False)
 
 
-def _write(path: Path, kind: str, layout: Strategy, stage: StageWork, step: StepWork) -> int:
+def _write(path: Path, kind: str, layout: Strategy, stage: SimaiStageWork, step: StepWork) -> int:
     """Write a stage in the format of the file's name; return the number of its rows."""
     if kind == _TEXT:
         text = text_workload(layout, stage, step)

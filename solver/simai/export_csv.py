@@ -13,7 +13,7 @@ from solver.layers.program import WEIGHT_GRAD
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.simai.pieces import Piece
-from solver.simai.stage_work import StageWork, Work
+from solver.simai.stage_work import SimaiStageWork, Work
 from solver.simai.step_work import StepWork
 from solver.simai.workload_csv import COMPUTATION, EPOCH_END, CsvWorkload, Gemm, Item
 from solver.spec.choices import V_SHAPED
@@ -41,7 +41,7 @@ class _Passes:
     weight: tuple[Item, ...]
 
 
-def csv_workload(run: Strategy, stage: StageWork, step: StepWork) -> CsvWorkload:
+def csv_workload(run: Strategy, stage: SimaiStageWork, step: StepWork) -> CsvWorkload:
     """Return the workload of a rank of a stage. The first epoch_end closes an empty setup, as AICB's files have one."""
     sizes = {"tp": run.tp, "dp": run.dp, "ep": run.ep, "ep_dp": run.edp, "all": run.world_size, "embedding": 2}
     chunks = [_passes(works, sizes) for works in stage.chunks]

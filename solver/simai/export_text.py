@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 from solver.layers.program import ATTENTION, MAMBA, WEIGHT_GRAD
 from solver.simai.pieces import Piece
-from solver.simai.stage_work import StageWork, Work, split_blocks
+from solver.simai.stage_work import SimaiStageWork, Work, split_blocks
 from solver.simai.step_work import StepWork
 from solver.simai.workload_text import Pass, Row, TextWorkload, training_header
 from solver.spec.strategy import Strategy
@@ -36,7 +36,7 @@ class _Segment:
     message: Piece | None
 
 
-def text_workload(run: Strategy, stage: StageWork, step: StepWork) -> TextWorkload:
+def text_workload(run: Strategy, stage: SimaiStageWork, step: StepWork) -> TextWorkload:
     """Return the workload of a stage: rows of the step, then the rows of each micro batch."""
     header = training_header(run.tp, run.ep, run.pp, run.vpp, run.num_micro_batches, run.world_size, step.send)
     micro_batch = [row for work in stage.works for row in _rows(work)]

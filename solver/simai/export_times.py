@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from profiler.errors import InputError
 from solver.simai.aiob import PARAM_TIME, Kernel, KernelTimes
 from solver.simai.pieces import Piece
-from solver.simai.stage_work import StageWork, split_blocks
+from solver.simai.stage_work import SimaiStageWork, split_blocks
 from solver.simai.step_work import StepWork
 
 _ATTENTION = {"norm1": "layernorm", "attention": "atten_flash", "scores": "atten_core_qk", "softmax": "atten_core_softmax",
@@ -25,7 +25,7 @@ _ORDER = ("Emb", "layernorm", "atten_qkv", "atten_flash", "atten_core_qk", "atte
           "atten_linear", "layernorm2", "mlp_linear_1", "mlp_gelu", "mlp_linear_2", "layernorm_post", "logit_time")  # fmt: skip
 
 
-def kernel_times(stage: StageWork, step: StepWork) -> KernelTimes:
+def kernel_times(stage: SimaiStageWork, step: StepWork) -> KernelTimes:
     """Return the kernel times of a stage's first layer and of its ends; max, min and avg are the same prediction.
 
     param_time is half of the predicted update, because AICB adds its min and its avg. Raises InputError where layers differ,

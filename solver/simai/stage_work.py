@@ -42,7 +42,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class StageWork:
+class SimaiStageWork:
     """The works of a stage, those of each of its chunks in the order in which a micro batch passes them."""
 
     stage: int
@@ -79,7 +79,7 @@ def notes_of(run: Strategy) -> list[str]:
     return found
 
 
-def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> StageWork:
+def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> SimaiStageWork:
     """Return what a stage of layout ``index`` does. stage: from 0 (default: the one that the others wait for)."""
     split = solutions.layouts.one(index).splits
     pp, vpp = int(split.pp[0]), int(split.vpp[0])
@@ -112,7 +112,7 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
             works.append(work if held < limit else replace(work, recompute=()))
             held += 1
         chunks.append((*works, head) if number == last else tuple(works))
-    return StageWork(stage, tuple(chunks))
+    return SimaiStageWork(stage, tuple(chunks))
 
 
 def _work(

@@ -11,7 +11,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
@@ -30,7 +30,7 @@ class ListedLinears(LinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, *, accumulate: Any = False,
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = GemmLayout.TN, *, accumulate: Any = False,
         dtype: str = "bf16", buffer: bool = True,
     ) -> Estimate:  # fmt: skip
         fitted = super().predict(m, n, k, batch, layout, accumulate=accumulate, dtype=dtype, buffer=buffer)
@@ -45,7 +45,7 @@ class ListedGrouped(GroupedLinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = Layout.TN, *,
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = GemmLayout.TN, *,
         accumulate: Any = False, dtype: str = "bf16",
     ) -> Estimate:  # fmt: skip
         shape = groups, tokens_per_group, n, k, passes
@@ -97,7 +97,7 @@ def _calls(rows: Table, sizes: tuple[str, ...], *codes: np.ndarray) -> MeasuredA
 
 
 def _layouts(rows: Table) -> np.ndarray:
-    return np.array([Layout[name].value for name in rows["layout"]], dtype=np.int64)
+    return np.array([GemmLayout[name].value for name in rows["layout"]], dtype=np.int64)
 
 
 def _passes(rows: Table) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor.estimate import Basis
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.grouped_linear import PASSES
 from solver.layers.program import FLASH_ATTN, GROUPED_LINEAR, LINEAR, Op
 from solver.simumax.pricing import Priced
@@ -50,8 +50,8 @@ class _Sizes(Mapping[str, int]):
 def _gemm(op: Op, size: Mapping[str, int], gradients: str) -> tuple[str, str]:
     adds = bool(size.get("accumulate", 0))
     shape = (
-        f"b={size.get('batch', 1)}, m={size['m']}, k={size['k']}, n={size['n']}, layout={Layout(size.get('layout', 0)).name}, "
-        f"accumulate={adds}, out_dtype={'fp32' if adds else 'bf16'}"
+        f"b={size.get('batch', 1)}, m={size['m']}, k={size['k']}, n={size['n']}, "
+        f"layout={GemmLayout(size.get('layout', 0)).name}, accumulate={adds}, out_dtype={'fp32' if adds else 'bf16'}"
     )
     return _named("matmul", op), shape
 

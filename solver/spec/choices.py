@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from predictor.network.expert_exchange import DISPATCHERS
 from profiler.errors import InputError, shown
 from solver.spec.recipes import FP8_RECIPES
 
@@ -63,7 +64,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam", "muon"),
     "optimizer_states": ("fp32", "remainder", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
-    "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
+    "moe_dispatcher": ("alltoall", "allgather", *DISPATCHERS),
     "moe_routing": ("random", "consecutive"),
 }
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from solver.layers.moe import MODULE as EXPERT_MODULE
 from solver.layers.moe import ROUTER
 from solver.layers.program import (
@@ -160,7 +160,7 @@ def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
     return [
         Op(
             name, "optimizer", LINEAR, ONCE_PER_STEP,
-            {"m": m, "n": n, "k": k, "batch": 1, "layout": Layout.TN, "accumulate": 0}, count=STEPS * times * number,
+            {"m": m, "n": n, "k": k, "batch": 1, "layout": GemmLayout.TN, "accumulate": 0}, count=STEPS * times * number,
         )
         for m, n, k, times in _products(found)
     ]  # fmt: skip

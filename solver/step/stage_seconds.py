@@ -105,7 +105,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     return share * np.clip(both - together, 0.0, sent)
 
 
-class Ends(NamedTuple):
+class EndSeconds(NamedTuple):
     """Seconds of one micro batch at the ends of a pipeline: arrays over layouts. Forward and backward together."""
 
     embedding: np.ndarray
@@ -114,12 +114,14 @@ class Ends(NamedTuple):
     deferred: np.ndarray  #: the head's weight gradients that run after the last pass, and are not in ``head``
 
 
-def ends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Ends:
+def ends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> EndSeconds:
     """Return the seconds of embedding and head."""
     row = layouts.row
     deferred = deferred_share(problem.run, terms.splits.num_micro_batches[row]) * terms.ends.projection_weight_grad[row]
     again = np.where(end_recomputed(problem, layouts), terms.ends.head_recompute[layouts.recompute, row], 0.0)
-    return Ends(terms.ends.embedding.sum(axis=0)[row], terms.ends.head.sum(axis=0)[row] + again - deferred, again, deferred)
+    return EndSeconds(
+        terms.ends.embedding.sum(axis=0)[row], terms.ends.head.sum(axis=0)[row] + again - deferred, again, deferred
+    )
 
 
 class Sends(NamedTuple):
@@ -159,13 +161,13 @@ class PipelineStages:
     terms: SplitTerms
     layouts: Layouts
     layer: LayerSeconds
-    ends: Ends
+    ends: EndSeconds
     sends: Sends
     limit: np.ndarray
 
     def take(self, of: np.ndarray) -> PipelineStages:
         layer = LayerSeconds(*(each[:, of] for each in self.layer))
-        ends, sends = Ends(*(each[of] for each in self.ends)), Sends(*(each[of] for each in self.sends))
+        ends, sends = EndSeconds(*(each[of] for each in self.ends)), Sends(*(each[of] for each in self.sends))
         return PipelineStages(self.terms, self.layouts.at(of), layer, ends, sends, self.limit[..., of])
 
     @property

@@ -33,7 +33,7 @@ class LayerTerms:
     saved: np.ndarray  #: [kinds, levels, S] bytes of activations that a layer keeps
     offloaded: np.ndarray  #: [kinds, levels, S] those of them that wait on the host; empty without offloaded modules
     postponed: np.ndarray  #: [kinds, S] bytes that weight gradients need
-    paired: np.ndarray  #: [kinds, 2, S] both passes beside each other, as Part.paired; empty where they never are
+    paired: np.ndarray  #: [kinds, 2, S] both passes beside each other, as EstimatedProgram.paired; empty where they never are
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler.errors import InputError
-from solver.options.batch import batch_sequences, odd_factor, uneven_worlds
+from solver.options.batch import odd_factor, rounded_batch, uneven_worlds
 
 BATCH, SEQ = 4_194_304, 4096  # 1,024 sequences
 
@@ -25,14 +25,14 @@ BATCH, SEQ = 4_194_304, 4096  # 1,024 sequences
     ],
 )
 def test_rounded_to_what_the_gpus_divide(gpus: int, sequences: int) -> None:
-    found, said = batch_sequences(BATCH, SEQ, True, gpus)
+    found, said = rounded_batch(BATCH, SEQ, True, gpus)
     assert found == sequences and bool(said) == (sequences != 1024)
 
 
 def test_a_stated_batch_is_whole_sequences() -> None:
-    assert batch_sequences(BATCH, SEQ, False, 600) == (1024, "")
+    assert rounded_batch(BATCH, SEQ, False, 600) == (1024, "")
     with pytest.raises(InputError, match="is not a whole number of sequences of 4096 tokens; try 4194304, or --round_batch"):
-        batch_sequences(BATCH + 1, SEQ, False, 600)
+        rounded_batch(BATCH + 1, SEQ, False, 600)
 
 
 def test_what_no_data_parallel_ranks_can_divide_is_said() -> None:

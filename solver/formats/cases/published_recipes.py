@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from predictor.network.expert_exchange import DISPATCHERS
 from profiler.profile.devices import FOLDER as DEVICES
 from profiler.profile.devices import read_datasheet
 from solver.formats.cases.synonyms import spelling
@@ -20,8 +21,6 @@ from solver.formats.model_file import CONFIGS, shipped_model, shipped_models
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
-#: Dispatchers that send tokens between ranks, so that a group of one rank has none.
-_BETWEEN_RANKS = ("deepep", "hybridep")
 #: What tells models apart.
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
 #: What a preset may know of a model of its name and shape that a run has not stated.
@@ -143,7 +142,7 @@ def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumpt
 
 def _states(run: Mapping[str, Any], key: str) -> bool:
     """Whether a run states this part of its layout: an ep of 1 is none beside kernels that send tokens between ranks."""
-    if key == "ep" and run.get("ep", 1) == 1 and run.get("moe_dispatcher") in _BETWEEN_RANKS:
+    if key == "ep" and run.get("ep", 1) == 1 and run.get("moe_dispatcher") in DISPATCHERS:
         return False
     return key not in ("vpp", "ep") or key in run
 

@@ -163,6 +163,20 @@ def read_rotary_windows(config: Mapping[str, Any], values: Values, read: set[str
     values["no_rope_layers"] = [int(kind == SLIDING_ATTENTION) for kind in kinds]
 
 
+def rotary_layers_of(config: Mapping[str, Any], values: Values) -> list[int]:
+    """Return no_rope_layers, 1 for each layer with rotary embedding: those that are stated, else all but every n-th one."""
+    every = size_of(config, "no_rope_layer_interval", 4)
+    return config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
+
+
+def with_late_windows(config: Mapping[str, Any], values: Values, first: int) -> Mapping[str, Any]:
+    """Return a config with a window that names no layers with those from max_window_layers on, by default from ``first``."""
+    if not config.get("sliding_window") or config.get("layer_types"):
+        return config
+    first = size_of(config, "max_window_layers", first, least=0)
+    return {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (n >= first for n in layers_of(values)))}
+
+
 def read_sparse_layers(config: Mapping[str, Any], values: Values, read: set[str], dense: int) -> None:
     """Read which layers have experts: those that mlp_layer_types calls sparse, else all but the first ``dense`` ones."""
     kinds = config.get("mlp_layer_types")

@@ -24,9 +24,11 @@ from solver.formats.hugging_face.readers import (
     read_flags,
     read_window,
     refuse_if_on,
+    rotary_layers_of,
     size_of,
+    with_late_windows,
 )
-from solver.spec.layer_types import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
+from solver.spec.layer_types import CHUNKED_ATTENTION, FULL_ATTENTION, marked_layers
 
 EXPERTS = ("num_experts", "num_experts_per_tok")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -97,10 +99,10 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     weights (256 per layer) are counted though there are none.
     """
     read_flags({"attention_bias": config.get("attention_bias", False)}, values, read)
-    width, every = config["intermediate_size"], size_of(config, "no_rope_layer_interval", 4)
+    width = config["intermediate_size"]
     values |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
     values["intermediate_size"] = size_of(config, "intermediate_size_mlp", 16384)
-    rope = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
+    rope = rotary_layers_of(config, values)
     kinds = layer_types_of(config, (FULL_ATTENTION, CHUNKED_ATTENTION)) or marked_layers(CHUNKED_ATTENTION, rope)
     values["no_rope_layers"] = rope
     chunk = size_of(config, "attention_chunk_size", 0, least=0)
@@ -139,10 +141,7 @@ def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None
     attention = flag_of(config, "attention_bias")
     values |= {"qkv_bias": attention, "output_bias": attention}
     read_router_groups(config, values, read)
-    if config.get("sliding_window") and not config.get("layer_types"):
-        first = size_of(config, "max_window_layers", 62, least=0)
-        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (n >= first for n in layers_of(values)))}
-    read_window({**config, "use_sliding_window": True}, values, read)
+    read_window({**with_late_windows(config, values, 62), "use_sliding_window": True}, values, read)
     read |= {"attention_bias", "max_window_layers", "scoring_func"}
 
 

@@ -9,12 +9,13 @@ from solver.formats.hugging_face.readers import (
     Values,
     biases,
     flag_of,
-    layers_of,
     read_flags,
     read_rotary_windows,
     read_window,
     refuse_unless,
+    rotary_layers_of,
     size_of,
+    with_late_windows,
 )
 from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
@@ -22,8 +23,7 @@ from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer has no rotary embedding; a window would be of these layers alone."""
     read_flags(config, values, read)
-    every = size_of(config, "no_rope_layer_interval", 4)
-    values["no_rope_layers"] = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
+    values["no_rope_layers"] = rotary_layers_of(config, values)
     if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
         config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (not rope for rope in values["no_rope_layers"]))}
     read_window({"use_sliding_window": False, **config}, values, read)
@@ -32,9 +32,8 @@ def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 
 def read_qwen_window(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the window of a Qwen model: off unless use_sliding_window is true, and then of the layers from max_window_layers."""
-    if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
-        first = size_of(config, "max_window_layers", 28, least=0)
-        config = {**config, "layer_types": marked_layers(SLIDING_ATTENTION, (n >= first for n in layers_of(values)))}
+    if flag_of(config, "use_sliding_window"):
+        config = with_late_windows(config, values, 28)
     read_window({"use_sliding_window": False, **config}, values, read)
     read |= {"max_window_layers"}
 

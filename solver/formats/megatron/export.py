@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from predictor.network.expert_exchange import DISPATCHERS
 from profiler.errors import InputError, require
 from solver.formats.launch.torchrun import torchrun
 from solver.formats.megatron.arguments import FRAMEWORK
@@ -33,7 +34,6 @@ _SEVERAL = frozenset(
 )
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
-_FLEX = ("deepep", "hybridep")
 #: Of experts, what belongs to the run and not to the model.
 _OF_THE_RUN = (
     "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion", "moe-router-fusion",
@@ -58,7 +58,7 @@ def megatron_arguments(model: ModelSpec, run: Strategy, kinds: bool = False) -> 
             "windows of attention, sinks, layers without rotary embedding, linear attention, Mamba-2, gates of attention, "
             "clamped gates: not among what is written"
         )
-    if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
+    if run.ep * run.etp == 1 and run.moe_dispatcher in DISPATCHERS:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
     run = run.replace(dropout=applies_dropout(model, run))
     flags = {**_model(model, run), **_layout(run), **_training(run)}
@@ -199,7 +199,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "moe-expert-capacity-factor": run.moe_capacity_factor or None,
         "moe-pad-expert-input-to-capacity": run.moe_capacity_factor > 0,
     }  # fmt: skip
-    if run.moe_dispatcher in _FLEX:
+    if run.moe_dispatcher in DISPATCHERS:
         return flags | {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": run.moe_dispatcher}
     return flags | {"moe-token-dispatcher-type": run.moe_dispatcher}
 

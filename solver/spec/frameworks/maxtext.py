@@ -26,7 +26,7 @@ MAXTEXT = Framework(
         recompute=("none", "selective", "full"),
         recompute_shares=(),  # remat_policy is of the layer that a scan runs
         soft_caps=UNFUSED_CAPS,  # layers/attentions.py: attn_logits_soft_cap with dot_product
-    ),  # fmt: skip
+    ),
     # decoders.py, apply_output_head: logits in fp32 (cast_logits_to_fp32); max_utils.py keeps their exponentials so
     kernels=Kernels(compiled_loss=True, wide_logits=True),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),

@@ -87,7 +87,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
         "linear_attention": True,
         "state_space": True,
         "predicts_with_context": True,
-    },  # fmt: skip
+    },
     tensor_parallel={"experts_follow": False},
     # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
     # and scripts with latent attention turn them off (--no-rope-fusion)

@@ -17,7 +17,7 @@ from predictor.accuracy.crossval import naive_seconds
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnModel, default_backward_ratio
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel, own_forward_rows
@@ -70,7 +70,7 @@ def attention(profile: Profile) -> FlashAttnModel:
 def test_linear_is_positive_and_finite_everywhere(linear: LinearModel, shapes: list[tuple[int, int, int, int]]) -> None:
     m, n, k, batch = np.array(shapes).T
     for dtype in ("bf16", "fp8"):
-        found = linear.predict(m, n, k, batch, layout=Layout.NT, dtype=dtype, accumulate=True)
+        found = linear.predict(m, n, k, batch, layout=GemmLayout.NT, dtype=dtype, accumulate=True)
         assert np.isfinite(found.seconds).all() and (found.seconds > 0).all()
         assert np.isfinite(found.relative_std).all() and (found.relative_std > 0).all()
 
@@ -201,7 +201,7 @@ def test_tf32_gemms_with_transposed_operands_are_slow_on_hopper(
     device = replace(DEVICE, peak_flops={"bf16": 1e15, "tf32": 5e14, **peaks}, link_kind=link_kind)
     fit = LinearModel.fit(profile.table("linear").where(np.zeros(len(profile.table("linear")), dtype=bool)), device)
     shape = (4096, 4096, 4096)
-    for layout, prior in ((Layout.NN, 1.005), (Layout.NT, 1.03)):
+    for layout, prior in ((GemmLayout.NN, 1.005), (GemmLayout.NT, 1.03)):
         tf32, half = (
             fit.predict(*shape, layout=layout, dtype=dtype).seconds / fit.predict(*shape, dtype=dtype).seconds
             for dtype in ("tf32", "bf16")
@@ -216,7 +216,7 @@ def test_arrays_round_trip(name: str, linear: LinearModel, attention: FlashAttnM
     memory = MemoryBoundModel.fit(profile.table("memory_bound"), profile.device)
     grouped = GroupedLinearModel.fit(profile.table("grouped_linear"), linear)
     cases: dict[str, tuple[Any, Callable[[Any], Estimate]]] = {
-        "linear": (linear, lambda x: x.predict(a, b, c, layout=Layout.NN)),
+        "linear": (linear, lambda x: x.predict(a, b, c, layout=GemmLayout.NN)),
         "attention": (attention, lambda x: x.predict(1, a, a, 32, 8, 128, 128, True, b > 9000)),
         "memory_bound": (memory, lambda x: x.predict("norm", a * b)),
         "grouped": (grouped, lambda x: x.predict(8, a, b, c, 2)),
@@ -269,7 +269,7 @@ def test_scales_of_layouts_and_laboratories_are_separated() -> None:
     columns = {"m": m, "n": n, "k": k, "batch": 1, "layout": layout, "accumulate": 0, "dtype": "bf16"}
     table = Table.from_columns("linear", {**columns, "seconds": seconds, "source": source})
     fit = LinearModel.fit(table, DEVICE)
-    forward, weight = fit.predict(4096, 4096, 4096, layout=[Layout.TN, Layout.NT]).seconds
+    forward, weight = fit.predict(4096, 4096, 4096, layout=[GemmLayout.TN, GemmLayout.NT]).seconds
     assert 1.07 < weight / forward < 1.11
     scales = fit.lab_scale(Profile("test", DEVICE, {"linear": table}))
     assert list(scales) == ["MooreThreads/SimuMax:x"] and abs(scales["MooreThreads/SimuMax:x"][0] - 1.3) < 0.05

@@ -11,7 +11,7 @@ from toy import DEVICE
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.flash_attn import FlashAttnModel
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_times import UNSTATED_UNCERTAINTY, MeasuredTimes
 from predictor.kernels.shape_keys import shape_keys
@@ -64,7 +64,7 @@ def test_a_gemm_that_was_measured_here_takes_what_it_took() -> None:
     truth, (ours, theirs) = odd_seconds(table), (float(one.predict(*ODD).seconds) for one in (fit, alone))
     assert abs(ours / truth - 1) < 0.1 < abs(theirs / truth - 1)
     assert fit.predict(*ODD).basis == Basis.MEASURED < alone.predict(*ODD).basis
-    for other in ({"layout": Layout.NN}, {"accumulate": True}, {"batch": 2}):  # another GEMM
+    for other in ({"layout": GemmLayout.NN}, {"accumulate": True}, {"batch": 2}):  # another GEMM
         np.testing.assert_array_equal(fit.predict(*ODD, **other).seconds, alone.predict(*ODD, **other).seconds)
 
 

@@ -13,7 +13,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
-from predictor.kernels.gemm_layout import Layout
+from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -108,7 +108,10 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
     # SimuMax's Transformer-Engine kernels on A100 and B200, relative to forward; 25% for the physical model itself
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     forward = float(bare_gemm(linear, 4096, 4096, 4096))
-    layouts, adds = np.array([Layout.TN, Layout.NN, Layout.NT, Layout.TN, Layout.NN, Layout.NT]), np.arange(6) > 2
+    layouts, adds = (
+        np.array([GemmLayout.TN, GemmLayout.NN, GemmLayout.NT, GemmLayout.TN, GemmLayout.NN, GemmLayout.NT]),
+        np.arange(6) > 2,
+    )
     found = linear.predict(4096, 4096, 4096, 1, layouts, accumulate=adds)
     buffer = 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth  # a share of reading and writing the fp32 gradients
     np.testing.assert_allclose(
@@ -202,7 +205,9 @@ def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model
     linears = h100_model.kernels.linears
     physics = linears.parts["bf16"].physics
     weights, tokens = 8192.0, np.array([128.0, 512.0, 8192.0])
-    plain, added = (linears.predict(weights, weights, tokens, 1, Layout.NT, accumulate=add).seconds for add in (False, True))
+    plain, added = (
+        linears.predict(weights, weights, tokens, 1, GemmLayout.NT, accumulate=add).seconds for add in (False, True)
+    )
     # 512 tokens: 8 bytes a weight, and two operands of 8192 x 512 in bf16, over what GEMMs reach of 3.35 TB/s
     moved = 8 * weights**2 + 2 * 2 * weights * tokens
     least = physics.launch + moved / (physics.bandwidth * 3.35e12)

@@ -16,6 +16,7 @@ from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError
 from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile
+from profiler.published.nccl_rows import least_sent
 from profiler.published.nccl_tests import read_log, usable_tables, with_logs
 
 FIXTURE = Path(__file__).resolve().parents[2] / "data" / "h100_nccl_tests.csv"
@@ -61,6 +62,13 @@ def new_log(test: str, hosts: int, per_host: int, rows: str, **given: object) ->
         f"# Collective test starting: {test}_perf\n{parameters()}{devices(hosts, per_host, **given)}{TABLE_HEAD}{rows}"
         f"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 98.73\n#\n# Collective test concluded: {test}_perf\n"
     )
+
+
+def test_least_bytes_that_a_rank_sends() -> None:
+    """Of 4 ranks: three quarters where each has its share, all of a buffer that one rank holds or that switches reduce."""
+    ops = np.array(["all_gather", "reduce_scatter", "all2all", "all_reduce", "broadcast", "p2p"])
+    assert least_sent(ops, 4).tolist() == [0.75, 0.75, 0.75, 1.0, 1.0, 1.0]
+    assert least_sent("all_gather", np.array([1, 2, 8])).tolist() == [0.0, 0.5, 0.875]
 
 
 @pytest.fixture

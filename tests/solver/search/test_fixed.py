@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from solver import load_problem
 from solver.formats.config_file import RunConfig
 from solver.options.axes import parse_fixed, parse_varied
-from solver.options.batch import batch_sequences
+from solver.options.batch import rounded_batch
 from solver.search.divisions import divisions
 from solver.search.fixed import fixed_but
 from solver.search.pipelines import pipelines
@@ -194,11 +194,11 @@ def test_texts_that_name_no_axis(text: str) -> None:
 )  # 4,000,000 / 4096 = 976.6 -> 10 x 96; 1024 -> 11 x 96 (10.67); 100,000 tokens are fewer than 96 sequences: 24.4 -> 24;
 # of 3072 = 3 x 1024 ranks 768 sequences would leave out a quarter, 3 x 384 add an eighth; 1024 -> 5 x 192
 def test_rounded_batches(tokens: int, group: int, expected: int) -> None:
-    sequences, note = batch_sequences(tokens, 4096, True, group)
+    sequences, note = rounded_batch(tokens, 4096, True, group)
     assert sequences == expected and bool(note) == (expected * 4096 != tokens)
     if tokens % 4096:
         with pytest.raises(InputError, match="or --round_batch"):
-            batch_sequences(tokens, 4096, False, group)
+            rounded_batch(tokens, 4096, False, group)
 
 
 @pytest.mark.parametrize("mode", [{"tp_mode": "msp"}, {}])
