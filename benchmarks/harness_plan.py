@@ -74,10 +74,10 @@ def seconds_of(item: Item, cost: CostModel) -> float:
     c: dict[str, Any] = {name: value if isinstance(value, str) else np.array([value]) for name, value in item.columns.items()}
     if item.op == "linear":
         layout = LAYOUTS.index(str(c["layout"]))
-        found = cost.kernels.linear(c["m"], c["n"], c["k"], 1, layout, accumulate=c["accumulate"] > 0)
+        found = cost.kernels.linear(c["m"], c["n"], c["k"], layout=layout, accumulate=c["accumulate"] > 0)
     elif item.op == "grouped_linear":
         which = list(PASSES).index(str(c["pass"]))
-        found = cost.kernels.grouped_linear(c["groups"], c["tokens_per_group"], c["n"], c["k"], which)
+        found = cost.kernels.grouped_linear(c["groups"], c["tokens_per_group"], c["n"], c["k"], passes=which)
     elif item.op == "flash_attn":
         sizes = (c[name] for name in ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim"))
         found = cost.kernels.flash_attn(*sizes, causal=True, backward=c["pass"] == "backward")

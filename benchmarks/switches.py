@@ -14,6 +14,7 @@ from typing import Any
 from accuracy_tables import table
 
 from profiler.files import write_text
+from profiler.units import GB
 from solver.api import estimate, load_problem
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.schedule.critical_paths import v_shaped_in_flight
@@ -72,7 +73,7 @@ def seconds(found: Solutions) -> float:
 
 
 def gigabytes(found: Solutions) -> float:
-    return float(found.memory.allocated[0]) / 1e9
+    return float(found.memory.allocated[0]) / GB
 
 
 def ratio(base: Solutions, other: Solutions) -> str:

@@ -48,8 +48,8 @@ class KernelCosts:
     corrections: Corrections = Corrections()
 
     def linear(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, *, accumulate: Any = False,
-        dtype: str = "bf16", parts: Any = 1,
+        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
+        parts: Any = 1,
     ) -> Estimate:  # fmt: skip
         """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear.
 
@@ -57,7 +57,7 @@ class KernelCosts:
         """
 
         def of(rows: Any) -> Estimate:
-            alone = self.linears.predict(rows, n, k, batch, layout, accumulate=accumulate, dtype=dtype)
+            alone = self.linears.predict(rows, n, k, batch, layout=layout, accumulate=accumulate, dtype=dtype)
             return self._gemm(alone, layout, dtype)
 
         whole = of(m)
@@ -67,7 +67,7 @@ class KernelCosts:
         return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, *, accumulate: Any = False,
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = 0, accumulate: Any = False,
         dtype: str = "bf16", launched: bool = True,
     ) -> Estimate:  # fmt: skip
         """GEMMs of ``groups`` experts; arguments as in predictor.kernels.grouped_linear.
@@ -75,9 +75,8 @@ class KernelCosts:
         launched: the host launches one for each group, for which it needs a time that the device's clocks do not change;
         otherwise they are one kernel.
         """
-        found = self._gemm(
-            self.grouped.predict(groups, tokens_per_group, n, k, passes, accumulate=accumulate, dtype=dtype), passes, dtype
-        )
+        alone = self.grouped.predict(groups, tokens_per_group, n, k, passes=passes, accumulate=accumulate, dtype=dtype)
+        found = self._gemm(alone, passes, dtype)
         return found._replace(seconds=np.maximum(found.seconds, self.grouped.launch_seconds(groups) * launched))
 
     def _gemm(self, alone: Estimate, layout: Any, dtype: str) -> Estimate:

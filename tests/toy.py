@@ -61,7 +61,7 @@ def _estimate(seconds: Any) -> Estimate:
 
 
 class _Linear:
-    def predict(self, m: Any, n: Any, k: Any, batch: Any, layout: Any, dtype: str, accumulate: Any) -> Estimate:
+    def predict(self, m: Any, n: Any, k: Any, batch: Any, *, layout: Any, accumulate: Any, dtype: str) -> Estimate:
         return _estimate(2.0 * m * n * k * batch * FLOP)
 
 

@@ -13,6 +13,7 @@ from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS, preferred, sent_share
 from profiler.files import replacing
 from profiler.profile.profile import Profile, Table
+from profiler.units import GB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def _draw_group(figure: Figure, profile: Profile, fit: CollectiveModel, op: str,
     band = np.exp(Z90 * estimate.relative_std)
     conversions: tuple[tuple[Axes, Conversion], ...] = (
         (left, lambda _, seconds: seconds * 1e6),
-        (right, lambda size, seconds: share * size / seconds / 1e9),
+        (right, lambda size, seconds: share * size / seconds / GB),
     )
     for axes, convert in conversions:
         value = convert(_SIZES, estimate.seconds)

@@ -13,6 +13,7 @@ from predictor.accuracy.score import Score
 from predictor.network.exchange_law import SHAPE
 from predictor.network.expert_exchange import OPS, ExpertExchangeModel, fitted_rows
 from profiler.profile.profile import Profile, Table
+from profiler.units import GB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +80,9 @@ def _curve(
     points = rows.where(mask)
     tokens = np.geomspace(points["tokens"].min(), points["tokens"].max(), _POINTS)
     found = fit.predict(op, tokens, row, top_k, experts, intra, inter, bandwidth, _DISPATCHER)
-    rate, factor = tokens * row / found.seconds / 1e9, interval_factor(found)
+    rate, factor = tokens * row / found.seconds / GB, interval_factor(found)
     nodes = f"{inter} x {intra}" if inter > 1 else f"{intra}"
     axes.plot(tokens, rate, color=COLOURS[i], lw=1.4, label=f"{row:,} B rows, top {top_k} of {experts}, {nodes} ranks")
     axes.fill_between(tokens, rate / factor, rate * factor, color=COLOURS[i], alpha=0.12, lw=0)
-    measured = points["tokens"] * row / points["seconds"] / 1e9
+    measured = points["tokens"] * row / points["seconds"] / GB
     axes.plot(points["tokens"], measured, ls="", ms=4, mew=0, color=COLOURS[i], marker=MARKS[i])

@@ -92,8 +92,8 @@ class GroupedLinearModel:
         return cls(linear, overhead, uncertainty, measured, families, share, launch)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = GemmLayout.TN, *,
-        accumulate: Any = False, dtype: str = "bf16",
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = GemmLayout.TN, accumulate: Any = False,
+        dtype: str = "bf16",
     ) -> Estimate:  # fmt: skip
         """Seconds of the device for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
 
@@ -102,8 +102,8 @@ class GroupedLinearModel:
         overhead of the others, extrapolated.
         """
         passes = np.asarray(passes, dtype=np.int64)
-        shape = _gemm(tokens_per_group, n, k, passes)
-        dense = self.linear.predict(*shape, groups, passes, accumulate=accumulate, dtype=dtype, buffer=False)
+        shape = (*_gemm(tokens_per_group, n, k, passes), groups)
+        dense = self.linear.predict(*shape, layout=passes, accumulate=accumulate, dtype=dtype, buffer=False)
         bandwidth = self.linear.parts[FAMILIES[dtype]].machine.bandwidth
         moved = _output_bytes(groups, n, k, passes, accumulate)
         least = np.where(accumulate, moved, moved / 2) / bandwidth  # what is not accumulated is not read
@@ -159,7 +159,9 @@ def _parts(linear: LinearModel, rows: Table) -> tuple[np.ndarray, np.ndarray]:
         at = rows["dtype"] == dtype
         part, codes, adds = rows.where(at), passes[at], accumulate[at]
         shape = _gemm(part["tokens_per_group"], part["n"], part["k"], codes)
-        dense[at] = linear.predict(*shape, part["groups"], codes, accumulate=adds, dtype=str(dtype), buffer=False).seconds
+        dense[at] = linear.predict(
+            *shape, part["groups"], layout=codes, accumulate=adds, dtype=str(dtype), buffer=False
+        ).seconds
         bandwidth = linear.parts[FAMILIES[str(dtype)]].machine.bandwidth
         output[at] = _output_bytes(part["groups"], part["n"], part["k"], codes, adds) / bandwidth
     return dense, output

@@ -99,7 +99,7 @@ class LinearModel:
         return cls(parts)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = GemmLayout.TN, *, accumulate: Any = False,
+        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = GemmLayout.TN, accumulate: Any = False,
         dtype: str = "bf16", buffer: bool = True,
     ) -> Estimate:  # fmt: skip
         """Seconds of ``batch`` GEMMs [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
@@ -356,5 +356,5 @@ def _ratio(fit: LinearModel, rows: Table, dtype: str) -> np.ndarray:
     """Measured over predicted, and measured seconds, for rows of one dtype; shape [2, rows]."""
     layout = np.array([GemmLayout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
     m, n, k, batch = _sizes(rows)
-    found = fit.predict(m, n, k, batch, layout, accumulate=rows["accumulate"] > 0, dtype=dtype)
+    found = fit.predict(m, n, k, batch, layout=layout, accumulate=rows["accumulate"] > 0, dtype=dtype)
     return np.stack([rows["seconds"] / found.seconds, rows["seconds"]])

@@ -11,6 +11,7 @@ import numpy as np
 from predictor.estimate import Estimate
 from predictor.network.collective_points import sent_share
 from predictor.network.leaf_switches import LeafSwitches
+from profiler.units import GB
 
 #: Bytes of the all-reduce that a stated bus bandwidth is taken to be of: large enough that latency does not count.
 PROBE_BYTES = 2.0**32
@@ -57,11 +58,11 @@ class FoundNetwork:
         if self.is_reached:
             groups, pairs = ("nodes", "") if self.nodes <= PAIR else ("more than two nodes", f", pairs {self.of_pairs:.0%}")
             return (
-                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of {groups} get "
+                f"the stated all-reduce of {self.stated / GB:,.3g} GB/s over all ranks: groups of {groups} get "
                 f"{self.share:.0%} of the network's nominal bandwidth{pairs}"
             )
         return (
-            f"the stated all-reduce of {self.stated / 1e9:,.0f} GB/s is faster than the {self.reached / 1e9:,.0f} GB/s "
+            f"the stated all-reduce of {self.stated / GB:,.0f} GB/s is faster than the {self.reached / GB:,.0f} GB/s "
             "predicted at the network's nominal bandwidth, which is used"
         )
 

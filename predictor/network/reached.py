@@ -9,7 +9,7 @@ import numpy as np
 
 from predictor.network.collective_points import sent_share
 from profiler.profile.profile import COLLECTIVES, Device, Table
-from profiler.units import GBIT
+from profiler.units import GB, GBIT
 
 _OVER = 1.05  #: rates beyond the possible one by more are not of this network
 _SLOW = 0.2  #: a share of a ring's rate below which a network is hardly used
@@ -32,8 +32,8 @@ class Reached:
     def text(self, network: float) -> str:
         """Return it in words. network: bytes/s per GPU between nodes."""
         said = (
-            f"{self.op} over {self.nodes} nodes x {self.ranks}: at best {self.bandwidth / 1e9:,.3g} GB/s of bus bandwidth; "
-            f"full NICs of {network / GBIT:,.4g} Gbit/s per GPU carry {self.ring / 1e9:,.3g}"
+            f"{self.op} over {self.nodes} nodes x {self.ranks}: at best {self.bandwidth / GB:,.3g} GB/s of bus bandwidth; "
+            f"full NICs of {network / GBIT:,.4g} Gbit/s per GPU carry {self.ring / GB:,.3g}"
         )
         if self.bandwidth > _OVER * self.most:
             return f"{said}, so the logs are of a faster network: state it with --cluster"

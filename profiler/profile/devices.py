@@ -12,7 +12,7 @@ from typing import Any
 from profiler.errors import InputError, closest, shown
 from profiler.profile.profile import USUAL_EXPONENTIALS, Device
 from profiler.text_file import json_object, read_text
-from profiler.units import GBIT, GIB
+from profiler.units import GB, GBIT, GIB
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
@@ -111,10 +111,10 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         raise InputError(f"{what}; a device states {', '.join(needed)}, and may state {', '.join(_OPTIONAL)}")
     words = {key: _word(key, values[key]) for key in _WORDS}
     figures = {key: _number(key, values[key]) for key in _FIGURES if key not in _COUNTS}
-    host_link, host_memory = (_number(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST)
+    host_link, host_memory = (_number(key, values[key]) * GB if key in values else 0.0 for key in _HOST)
     device = Device(
-        words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
-        _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
+        words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * GB,
+        _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * GB,
         figures["network_gbit"] * GBIT, str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
@@ -221,7 +221,7 @@ def _check(device: Device) -> None:
     balance = device.memory_bandwidth / half
     if not _BALANCE[0] <= balance <= _BALANCE[1]:
         raise InputError(
-            f"memory_bandwidth_gb_s of {device.memory_bandwidth / 1e9:g} and {half / 1e12:g} TFLOP/s in 16 bits are no chip's: "
+            f"memory_bandwidth_gb_s of {device.memory_bandwidth / GB:g} and {half / 1e12:g} TFLOP/s in 16 bits are no chip's: "
             "one of them is in another unit (GB/s; dense TFLOP/s)"
         )
     if device.nvlink_domain and device.nvlink_domain % device.gpus_per_node:

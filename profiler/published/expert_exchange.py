@@ -10,6 +10,7 @@ from profiler.profile.profile import Device
 from profiler.profile.routing import expected_groups
 from profiler.published.rows import Collection, Columns, Ledger, constant, count, join, merge_repeats
 from profiler.published.tables import named_source
+from profiler.units import GB
 
 DEEPEP = "deepseek-ai/DeepEP"
 FP8_ROW = 1 + 4 / 128  #: bytes per value of a row in fp8 with one fp32 scale for 128 values
@@ -113,7 +114,7 @@ def _hybrid_ep(platform: str) -> Columns:
     for column, (op, dtype, width) in enumerate(columns, start=2):
         row = np.rint(hidden * width)
         part = {"experts": experts, "intra": intra, "inter": inter, "sms": sms}
-        part["seconds"] = tokens * places * row / (table[:, column] * 1e9)
+        part["seconds"] = tokens * places * row / (table[:, column] * GB)
         part = constant(part, op=op, dtype=dtype, row_bytes=row, tokens=tokens, top_k=top_k, dispatcher="hybridep")
         parts.append(constant(part, spread=np.nan, repeats=0, source=f"{DEEPEP}:docs/README_Hybrid-EP.md ({platform})"))
     return join(parts)

@@ -7,6 +7,7 @@ import math
 import re
 
 from profiler.errors import InputError, printable
+from profiler.units import GB
 from solver.report.goodput import Failures, Goodput, checkpoints, goodput
 from solver.spec.model_size import adapter_parameters, parameters
 from solver.spec.precision import element_bytes
@@ -82,7 +83,7 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     )  # fmt: skip
     interval = None if args.checkpoint_interval is None else 60 * args.checkpoint_interval
     saved = checkpoints(
-        size, gpus, cluster.gpus_per_node, storage=1e9 * (args.storage or math.inf), node=1e9 * (args.node_storage or math.inf),
+        size, gpus, cluster.gpus_per_node, storage=GB * (args.storage or math.inf), node=GB * (args.node_storage or math.inf),
         host_link=cluster.host_link, asynchronous=args.async_checkpoints, one_writer=args.one_writer, interval=interval,
     )  # fmt: skip
     pauses = 0.0

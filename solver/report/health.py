@@ -12,7 +12,7 @@ from predictor.estimate import Z90
 from predictor.network.as_found import PROBE_BYTES, AsFound
 from predictor.network.collective_points import sent_share
 from profiler.errors import InputError
-from profiler.units import GIB, MIB
+from profiler.units import GB, GIB, MIB
 from solver.formats.logs.step_log import LEAST, WARM_UP, Collectives, Observation
 from solver.report.explain import Explanation, explain
 from solver.report.other_settings import OtherSetting, other_settings
@@ -98,7 +98,7 @@ def as_measured(problem: Problem, observed: Observation) -> Problem:
     Raises InputError for rates that the device's links do not carry.
     """
     measured = {"all_reduce_busbw_gb_s": observed.busbw, "all_reduce_busbw_in_node_gb_s": observed.busbw_in_node}
-    check_bus_bandwidths({key: rate / 1e9 for key, rate in measured.items() if rate}, problem.cost.device)
+    check_bus_bandwidths({key: rate / GB for key, rate in measured.items() if rate}, problem.cost.device)
     if problem.checks_collectives:
         return problem
     ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
@@ -239,7 +239,7 @@ def _collective(solutions: Solutions, measured: Collectives) -> Finding:
     at = int(np.argmax(size))
     share = float(sent_share(measured.op, measured.intra * measured.inter))
     if size[at] >= LARGE:
-        was, does = (share * size[at] / t / 1e9 for t in (taken[at], estimate.seconds[at]))
+        was, does = (share * size[at] / t / GB for t in (taken[at], estimate.seconds[at]))
         figures = f"reaches {was:.3g} GB/s of bus bandwidth; {does:.3g} are predicted"
     else:
         figures = f"takes {seconds(taken[at])}; {seconds(float(estimate.seconds[at]))} are predicted"

@@ -13,7 +13,7 @@ from rich.table import Table
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profiles import profile_of
-from profiler.units import GIB
+from profiler.units import GB, GIB
 from solver.api import machine
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
@@ -76,7 +76,7 @@ def _show_lines(args: argparse.Namespace, path: Path, console: Console) -> None:
     for name in ("group", "kind", "items", "GB", "us"):
         table.add_column(name, justify="left" if name in ("group", "kind") else "right", no_wrap=True)
     for line in lines:
-        table.add_row(line.group, line.kind, f"{line.count:,.0f}", f"{line.size / 1e9:,.3f}", f"{line.seconds * 1e6:,.0f}")
+        table.add_row(line.group, line.kind, f"{line.count:,.0f}", f"{line.size / GB:,.3f}", f"{line.seconds * 1e6:,.0f}")
     table.add_section()
     table.add_row("step", "", "", "", f"{sum(line.seconds for line in lines) * 1e6:,.0f}")
     console.print(f"{path.name} on {world} GPUs, tp {sizes.tp}, dp {sizes.dp}, pp {sizes.pp}, {said}", markup=False)

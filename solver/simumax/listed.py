@@ -30,10 +30,10 @@ class ListedLinears(LinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = GemmLayout.TN, *, accumulate: Any = False,
+        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = GemmLayout.TN, accumulate: Any = False,
         dtype: str = "bf16", buffer: bool = True,
     ) -> Estimate:  # fmt: skip
-        fitted = super().predict(m, n, k, batch, layout, accumulate=accumulate, dtype=dtype, buffer=buffer)
+        fitted = super().predict(m, n, k, batch, layout=layout, accumulate=accumulate, dtype=dtype, buffer=buffer)
         listed = self.listed.get(FAMILIES.get(dtype, dtype))
         return _instead_of(fitted, listed, m, n, k, batch, layout, accumulate) if listed else fitted
 
@@ -45,13 +45,13 @@ class ListedGrouped(GroupedLinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = GemmLayout.TN, *,
-        accumulate: Any = False, dtype: str = "bf16",
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = GemmLayout.TN, accumulate: Any = False,
+        dtype: str = "bf16",
     ) -> Estimate:  # fmt: skip
-        shape = groups, tokens_per_group, n, k, passes
-        fitted = super().predict(*shape, accumulate=accumulate, dtype=dtype)
+        shape = groups, tokens_per_group, n, k
+        fitted = super().predict(*shape, passes=passes, accumulate=accumulate, dtype=dtype)
         listed = self.listed.get(FAMILIES.get(dtype, dtype))
-        return _instead_of(fitted, listed, *shape) if listed else fitted
+        return _instead_of(fitted, listed, *shape, passes) if listed else fitted
 
     def launch_seconds(self, groups: Any) -> np.ndarray:
         """0: listed times hold what the host needs."""

@@ -11,7 +11,7 @@ import numpy as np
 from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError, printable
 from profiler.profile.profile import Device
-from profiler.units import GBIT, GIB
+from profiler.units import GB, GBIT, GIB
 from solver.spec.bounds import number, whole_number
 
 
@@ -128,7 +128,7 @@ def cluster_of(
         oversubscription=stated.get("oversubscription", 1.0),
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
         **{"host_link": device.host_link, "host_memory": device.host_memory}
-        | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
+        | {key.removesuffix("_gb_s"): stated[key] * GB for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
 
 
@@ -141,7 +141,7 @@ def cluster_keys(cluster: Cluster) -> dict[str, float]:
     }  # fmt: skip
     for key in (*_BUS_BANDWIDTHS, *_HOST):
         rate = getattr(cluster, key.removesuffix("_gb_s"))
-        figures[key] = rate / 1e9 if rate else None
+        figures[key] = rate / GB if rate else None
     if cluster.gpus_per_leaf:
         figures |= {"gpus_per_leaf": cluster.gpus_per_leaf, "oversubscription": cluster.oversubscription}
     return {key: value for key, value in figures.items() if value is not None}
@@ -176,8 +176,8 @@ def _check_leaf(config: Mapping[str, Any], inside: int) -> None:
 def check_bus_bandwidths(config: Mapping[str, Any], device: Device) -> None:
     """Raise InputError for all-reduces that the links of a device do not carry."""
     for key in _BUS_BANDWIDTHS:
-        if config.get(key, 0) * 1e9 > _MOST_BUSBW * device.link_bandwidth:
-            links = f"{device.link_bandwidth / 1e9:g} GB/s each way"
+        if config.get(key, 0) * GB > _MOST_BUSBW * device.link_bandwidth:
+            links = f"{device.link_bandwidth / GB:g} GB/s each way"
             raise InputError(f"{key} is {config[key]:g}, more than the links of {device.name} carry, {links}")
 
 

@@ -214,7 +214,7 @@ def test_13_shape_matters_not_flops_alone(h100_model: CostModel) -> None:
     shapes = np.array([[4096, 4096, 4096], [128, 4096 * 32, 4096], [65536, 1024, 1024], [16, 65536, 65536]])
     seconds = h100_model.kernels.linear(*shapes.T).seconds
     assert seconds.max() / seconds.min() > 1.5
-    backward = h100_model.kernels.linear(8192, 4096, [14336] * 3, 1, [0, 1, 2]).seconds
+    backward = h100_model.kernels.linear(8192, 4096, [14336] * 3, layout=[0, 1, 2]).seconds
     assert len(set(backward.tolist())) == 3, "forward and both gradients are different GEMMs"
     squarish, thin = dims("msp", 1, LINEAR)["w1.forward"], dims("msp", 8, LINEAR)["w1.forward"]
     assert thin["n"] == squarish["n"] / 8 and thin["k"] == squarish["k"], "the sharded shape is estimated, time is not divided"

@@ -11,6 +11,7 @@ from typing import Any
 from profiler.errors import InputError, require, shown
 from profiler.profile.devices import DATASHEETS, DEVICES, device_named
 from profiler.text_file import distinct_keys, read_text
+from profiler.units import GB
 from solver.formats.cases.layout import count_of, layout_of_case
 from solver.formats.cases.model import long_enough, model_of_case
 from solver.formats.cases.published_recipes import with_fine_tuning, with_recipe
@@ -160,11 +161,11 @@ def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptio
     generation, rate = (4, PCIE_4) if DATASHEETS[hardware].architecture == "ampere" else (5, PCIE_5)
     found: dict[str, float] = {}
     if "host_link_gb_s" not in cluster and not DEVICES[hardware].host_link:
-        found["host_link_gb_s"] = rate / 1e9
-        assumptions.append(f"host_link_gb_s: {rate / 1e9:g} (assumed: PCIe {generation} x16)")
+        found["host_link_gb_s"] = rate / GB
+        assumptions.append(f"host_link_gb_s: {rate / GB:g} (assumed: PCIe {generation} x16)")
     if s.optimizer_offload_fraction and "host_memory_gb_s" not in cluster and not DEVICES[hardware].host_memory:
-        found["host_memory_gb_s"] = HOST_RATE / 1e9
-        assumptions.append(f"host_memory_gb_s: {HOST_RATE / 1e9:g} (assumed: a GPU's share of the hosts' memory)")
+        found["host_memory_gb_s"] = HOST_RATE / GB
+        assumptions.append(f"host_memory_gb_s: {HOST_RATE / GB:g} (assumed: a GPU's share of the hosts' memory)")
     return found
 
 

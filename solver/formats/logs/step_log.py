@@ -22,7 +22,7 @@ import numpy as np
 from profiler.errors import InputError
 from profiler.published.nccl_rows import read_log
 from profiler.text_file import read_text
-from profiler.units import GIB, MIB
+from profiler.units import GB, GIB, MIB
 from solver.formats.cases.reading import MEMORY_KINDS
 from solver.formats.logs.statements import check_statements
 from solver.formats.megatron.log import jobs_in
@@ -265,7 +265,7 @@ def _from_json(text: str, path: Path, tokens: float) -> Observation:
     listed = given if isinstance(given, list) else [given]
     steps = np.array([tokens / number(_RATE, each) if _RATE in values else number("step_s", each) for each in listed])
     peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:5]))
-    return Observation(steps, peak * GIB if peak else None, kind, world * 1e9 if world else None, node * 1e9 if node else None)
+    return Observation(steps, peak * GIB if peak else None, kind, world * GB if world else None, node * GB if node else None)
 
 
 def _from_trainer_state(history: Any, path: Path) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from profiler.errors import InputError, first_broken
+from profiler.units import GB
 from solver.spec.cluster import PCIE_4, PCIE_5, Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.rules.recomputation import LAYERS_ALONE
@@ -48,6 +49,6 @@ def check_host(cluster: Cluster, run: Run) -> None:
         if used and not stated:
             raise InputError(
                 f"offloading to the host needs {key} of the cluster, as --cluster dgx_h100 states it: what one GPU reaches of "
-                f"it while all of its node do (PCIe 4 x16 about {PCIE_4 / 1e9:g} GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, "
+                f"it while all of its node do (PCIe 4 x16 about {PCIE_4 / GB:g} GB/s each way, PCIe 5 x16 {PCIE_5 / GB:g}, "
                 "NVLink-C2C 400; memory of the host a few tens)"
             )

@@ -15,8 +15,10 @@ PASSES = np.arange(3)
 @pytest.mark.parametrize("device", ["h100_sxm", "h800_sxm", "b200_sxm"])
 def test_passes_on_each_device(device: str, fitted: Callable[[str], CostModel]) -> None:
     model = fitted(device)
-    plain, blocks = (model.kernels.linear(8192, 8192, 8192, 1, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise"))
-    experts = [model.kernels.grouped_linear(8, 4096, 2048, 7168, PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise")]
+    plain, blocks = (model.kernels.linear(8192, 8192, 8192, layout=PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise"))
+    experts = [
+        model.kernels.grouped_linear(8, 4096, 2048, 7168, passes=PASSES, dtype=dtype) for dtype in ("fp8", "fp8_blockwise")
+    ]
     if device == "b200_sxm":
         np.testing.assert_array_equal(plain.seconds, blocks.seconds)
         return

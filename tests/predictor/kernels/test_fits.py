@@ -75,7 +75,7 @@ def test_gradients_added_in_fp32_show_a_share_of_the_buffers_traffic() -> None:
     fit = LinearModel.fit(linear_table(forward, {**rows, "out_dtype": np.full(300, "fp32")}, halves), DEVICE)
     part = fit.parts["bf16"]
     assert part.layout_factor[2, 1] == pytest.approx(0.9, rel=0.02) and part.adding == pytest.approx(0.5, rel=0.1)
-    few, many = (fit.predict(4096, 4096, k, 1, 2, accumulate=[False, True]).seconds for k in (512, 65_536))
+    few, many = (fit.predict(4096, 4096, k, layout=2, accumulate=[False, True]).seconds for k in (512, 65_536))
     assert few[1] > 1.2 * few[0] and many[1] < many[0], "of many tokens the products cover it"
 
 
@@ -157,14 +157,14 @@ def test_a_weight_gradient_of_few_tokens_waits_for_the_memory() -> None:
     # twice the dense time, and 0.3 of reading and writing 8 x 2048 x 1024 weights in fp32 at 3 TB/s
     rows = grouped_rows(12, 1.0, "weight_grad", "accumulating in fp32")
     tokens, output = rows["tokens_per_group"], 8.0 * 8 * 2048 * 1024 / 3e12
-    dense = UNFITTED.predict(2048, 1024, tokens, 8, 2, accumulate=True, buffer=False).seconds
+    dense = UNFITTED.predict(2048, 1024, tokens, 8, layout=2, accumulate=True, buffer=False).seconds
     rows["seconds"] = 2.0 * dense + 0.3 * output
     fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", rows), UNFITTED)
     assert fit.output_share == pytest.approx(0.3) and fit.overhead[2] == pytest.approx(1.05**0.2 * 2**0.8, rel=1e-6)
-    found = fit.predict(8, tokens, 2048, 1024, 2, accumulate=True)
+    found = fit.predict(8, tokens, 2048, 1024, passes=2, accumulate=True)
     assert found.seconds == pytest.approx(fit.overhead[2] * dense + 0.3 * output, rel=1e-9)
-    in_bf16 = fit.predict(8, 2048, 2048, 1024, 2).seconds
-    dense_bf16 = UNFITTED.predict(2048, 1024, 2048, 8, 2).seconds
+    in_bf16 = fit.predict(8, 2048, 2048, 1024, passes=2).seconds
+    dense_bf16 = UNFITTED.predict(2048, 1024, 2048, 8, layout=2).seconds
     assert in_bf16 == pytest.approx(fit.overhead[2] * dense_bf16 + 0.15 * output, rel=1e-9)
 
 
@@ -187,9 +187,7 @@ def test_grouped_gemms_in_another_format_are_extrapolated() -> None:
     dense = LinearModel.fit(linear_table(linear_rows("TN", 40, 1.0)), device)
     fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", grouped_rows(9, 2.0)), dense)
     found = fit.predict(8, 4096, 2048, 1024, dtype="fp8")
-    assert found.seconds == pytest.approx(
-        fit.overhead[0] * dense.predict(4096, 2048, 1024, 8, 0, dtype="fp8").seconds, rel=1e-9
-    )
+    assert found.seconds == pytest.approx(fit.overhead[0] * dense.predict(4096, 2048, 1024, 8, dtype="fp8").seconds, rel=1e-9)
     assert found.basis >= Basis.EXTRAPOLATED and found.relative_std >= 0.2
     assert fit.predict(8, 4096, 2048, 1024).basis < found.basis
 
@@ -252,7 +250,7 @@ def test_fp8_gradients_sum_in_full_precision_until_hopper() -> None:
         device = Device("test", {**peaks, **more}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
         fit = LinearModel.fit(Table.from_columns("linear", {}), device)
         for dtype, slower in (("bf16", 1.0), ("fp8", factor)):
-            forward, *gradients = (float(fit.predict(4096, 4096, 4096, 1, code, dtype=dtype).seconds) for code in range(3))
+            forward, *gradients = (float(fit.predict(4096, 4096, 4096, layout=code, dtype=dtype).seconds) for code in range(3))
             assert gradients == pytest.approx([1.005 * slower * forward, 1.03 * slower * forward], rel=1e-12)
 
 

@@ -219,7 +219,7 @@ def test_arrays_round_trip(name: str, linear: LinearModel, attention: FlashAttnM
         "linear": (linear, lambda x: x.predict(a, b, c, layout=GemmLayout.NN)),
         "attention": (attention, lambda x: x.predict(1, a, a, 32, 8, 128, 128, True, b > 9000)),
         "memory_bound": (memory, lambda x: x.predict("norm", a * b)),
-        "grouped": (grouped, lambda x: x.predict(8, a, b, c, 2)),
+        "grouped": (grouped, lambda x: x.predict(8, a, b, c, passes=2)),
     }
     fit, predict = cases[name]
     arrays = fit.to_arrays()
@@ -277,9 +277,9 @@ def test_scales_of_layouts_and_laboratories_are_separated() -> None:
 
 def test_grouped_gemms_respect_the_peak(linear: LinearModel) -> None:
     fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear)
-    passes = fit.predict(8, 2048, 4096, 2048, [0, 1, 2]).seconds
+    passes = fit.predict(8, 2048, 4096, 2048, passes=[0, 1, 2]).seconds
     assert passes[0] < passes[2] and (passes > 2 * 8 * 2048 * 4096 * 2048 / 989e12).all()
-    assert (fit.predict(16, 2048, 4096, 2048, 0).seconds > 1.6 * passes[0]).all()
+    assert (fit.predict(16, 2048, 4096, 2048).seconds > 1.6 * passes[0]).all()
 
 
 @given(st.lists(SIZE, min_size=2, max_size=50), st.sampled_from(["norm", "residual", "rope", "quantize", "adam"]))

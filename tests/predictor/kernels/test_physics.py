@@ -112,7 +112,7 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
         np.array([GemmLayout.TN, GemmLayout.NN, GemmLayout.NT, GemmLayout.TN, GemmLayout.NN, GemmLayout.NT]),
         np.arange(6) > 2,
     )
-    found = linear.predict(4096, 4096, 4096, 1, layouts, accumulate=adds)
+    found = linear.predict(4096, 4096, 4096, layout=layouts, accumulate=adds)
     buffer = 0.77 * 8 * 4096**2 / DEVICE.memory_bandwidth  # a share of reading and writing the fp32 gradients
     np.testing.assert_allclose(
         (found.seconds - [0, 0, 0, 0, 0, buffer]) / forward, [1, 1.005, 1.03, 1.02, 1.02, 0.98], rtol=1e-12
@@ -120,8 +120,10 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
     np.testing.assert_allclose(found.relative_std, np.hypot(0.25, [0, 0.04, 0.05, 0.05, 0.05, 0.05]), rtol=1e-12)
     assert (found.basis == Basis.ROOFLINE).all()
     # experts: between Transformer Engine's grouped kernels of A100 and B200, and 20% more uncertain
-    grouped = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear).predict(8, 2048, 2048, 2048, [0, 1, 2])
-    dense = linear.predict(2048, 2048, 2048, 8, [0, 1, 2])
+    grouped = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear).predict(
+        8, 2048, 2048, 2048, passes=[0, 1, 2]
+    )
+    dense = linear.predict(2048, 2048, 2048, 8, layout=[0, 1, 2])
     output = 0.5 * 8 * 2048 * 2048 * 4 / DEVICE.memory_bandwidth  # half of reading and writing the gradients in bf16
     np.testing.assert_allclose((grouped.seconds - [0, 0, output]) / dense.seconds, [1.02, 1.05, 1.05], rtol=1e-12)
     np.testing.assert_allclose(grouped.relative_std, np.hypot(dense.relative_std, 0.2), rtol=1e-12)
@@ -142,7 +144,7 @@ def test_grouped_gemms_are_those_of_each_expert() -> None:
     # 8 experts of 64 tokens, 128 to 256: [64, 128] x [128, 256], input gradient over 256, weight gradient over the tokens
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     fit = replace(GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear), launch=0.0, output_share=0.0)
-    grouped = fit.predict(8, 64, 256, 128, [0, 1, 2])
+    grouped = fit.predict(8, 64, 256, 128, passes=[0, 1, 2])
     dense = [float(bare_gemm(linear, *shape, 8)) for shape in ((64, 256, 128), (64, 128, 256), (256, 128, 64))]
     np.testing.assert_allclose(grouped.seconds, np.array(dense) * [1.02, 1.005 * 1.05, 1.03 * 1.05], rtol=1e-12)
 
@@ -206,7 +208,7 @@ def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model
     physics = linears.parts["bf16"].physics
     weights, tokens = 8192.0, np.array([128.0, 512.0, 8192.0])
     plain, added = (
-        linears.predict(weights, weights, tokens, 1, GemmLayout.NT, accumulate=add).seconds for add in (False, True)
+        linears.predict(weights, weights, tokens, layout=GemmLayout.NT, accumulate=add).seconds for add in (False, True)
     )
     # 512 tokens: 8 bytes a weight, and two operands of 8192 x 512 in bf16, over what GEMMs reach of 3.35 TB/s
     moved = 8 * weights**2 + 2 * 2 * weights * tokens

@@ -89,7 +89,7 @@ def test_listed_attention_and_experts(a100: CostModel) -> None:
     found = a100.kernels.flash_attn(1, 4096, 4096, 32, 8, 128, 128, backward=np.array([False, True])).seconds
     assert found == pytest.approx(square * np.array([1, 2.5]) / (312e12 * np.array([1.132, 0.9764])), rel=1e-12)
     flops = 2.0 * 20 * 1232 * 3072 * 5120
-    found = a100.kernels.grouped_linear(20, 1232, 3072, 5120, np.arange(3), accumulate=np.arange(3) == 2).seconds
+    found = a100.kernels.grouped_linear(20, 1232, 3072, 5120, passes=np.arange(3), accumulate=np.arange(3) == 2).seconds
     assert found == pytest.approx(flops / (312e12 * np.array([0.7074, 0.7039, 0.6036])), rel=1e-12)
 
 

@@ -23,7 +23,7 @@ class _Dense:
 
     parts = dict.fromkeys(FAMILIES.values(), SimpleNamespace(machine=SimpleNamespace(bandwidth=math.inf)))
 
-    def predict(self, m, n, k, batch, layout, dtype, accumulate, buffer=True):  # type: ignore[no-untyped-def]
+    def predict(self, m, n, k, batch, *, layout, accumulate, dtype, buffer=True):  # type: ignore[no-untyped-def]
         self.asked = len(np.ravel(m))
         seconds = 1e-12 * np.asarray(m) * n * k * batch
         return Estimate(seconds, np.full_like(seconds, 0.1), np.ones(len(seconds), dtype=np.int8))
