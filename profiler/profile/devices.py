@@ -188,7 +188,7 @@ def _sources(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 #: The most that chips multiply in a narrower format over 16 bits: twice in 8 bits and six times in 4 (GB300), with room.
-_MOST_OVER_HALF = {"fp8": 4.5, "mxfp8": 4.5, "nvfp4": 13.0}
+MOST_OVER_HALF = {"fp8": 4.5, "mxfp8": 4.5, "nvfp4": 13.0}
 
 
 def _check(device: Device) -> None:
@@ -205,7 +205,7 @@ def _check(device: Device) -> None:
         raise InputError(
             f"peak_tflops of bf16 is {both[0] / 1e12:g} and of fp16 {both[1] / 1e12:g}; rates in 16 bits are alike: state one"
         )
-    for narrow, most in _MOST_OVER_HALF.items():
+    for narrow, most in MOST_OVER_HALF.items():
         if (times := device.peak_flops.get(narrow, 0.0) / half) > most:
             raise InputError(
                 f"peak_tflops of {narrow} is {times:.3g} times that in 16 bits, where chips do at most {most:g} times as much: "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, FOLDER, Datasheet, device_named, read_datasheet
+from profiler.profile.devices import DATASHEETS, FOLDER, MOST_OVER_HALF, Datasheet, device_named, read_datasheet
 from profiler.profile.profile import Device, Profile
 from profiler.profile.store import read_profile
 
@@ -153,7 +153,6 @@ def _sparse_peak(own: Device, beside: str) -> float:
     return ratio if ratio >= _SPARSE else 0.0
 
 
-_WIDE = ("bf16", "fp16", "fp32", "tf32")
 _ALONE = 1.02  #: a factor beyond which figures have not grown alike
 
 
@@ -161,9 +160,9 @@ def _grown_alone(own: Device, base: Device) -> str:
     """Return in words what of a chip has grown beside its 16-bit peak, and what that is taken to say of its power; ""."""
     wide, units = own.half_peak / base.half_peak, own.num_sms / base.num_sms
     apart = {
-        dtype: peak / base.peak_flops[dtype] / wide
-        for dtype, peak in own.peak_flops.items()
-        if dtype in base.peak_flops and dtype not in _WIDE
+        dtype: own.peak_flops[dtype] / base.peak_flops[dtype] / wide
+        for dtype in MOST_OVER_HALF
+        if dtype in own.peak_flops and dtype in base.peak_flops
     }
     grown = ", ".join(f"{dtype} {ratio:.2f}" for dtype, ratio in apart.items() if ratio > _ALONE)
     said = f"; units of narrower formats whose peak grew alone draw as much less power: {grown} times" if grown else ""

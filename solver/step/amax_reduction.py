@@ -10,6 +10,7 @@ from solver.spec.cluster import placement
 from solver.spec.recipes import FP32
 from solver.spec.rules.quantised import delays
 from solver.step.data_parallel_ops import once_message
+from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.message_counts import linears_of_stage
 from solver.step.op_estimates import OpEstimates, estimate_ops
@@ -27,7 +28,7 @@ def estimate_amax_reduction(problem: Problem, splits: Splits) -> OpEstimates:
     transformer_block.py has one autocast around a chunk, and get_amax_reduction_group says which ranks).
     """
     run, node = problem.run, problem.cluster.gpus_per_domain
-    if not delays(problem.framework, run) or run.fp8_amax_reduction == "none":
+    if not _reduces(problem):
         return estimate_ops([], len(splits), problem.cost)
     ranks = splits.tp * splits.cp * (splits.dp if run.fp8_amax_reduction == "all" else 1)
     size = FP32 * _TENSORS * linears_of_stage(problem, splits) / splits.vpp
@@ -37,5 +38,12 @@ def estimate_amax_reduction(problem: Problem, splits: Splits) -> OpEstimates:
 
 def amax_seconds(problem: Problem, splits: Splits) -> np.ndarray:
     """Return the seconds per pass of a chunk, [splits]."""
-    estimates = estimate_amax_reduction(problem, splits)
-    return np.asarray((estimates.seconds * estimates.counts()).sum(axis=0))
+    if not _reduces(problem):
+        return np.zeros(len(splits))
+    first, same = distinct((splits.tp, splits.cp, splits.dp, splits.pp, splits.vpp))
+    estimates = estimate_amax_reduction(problem, splits.take(first))
+    return np.asarray((estimates.seconds * estimates.counts()).sum(axis=0)[same])
+
+
+def _reduces(problem: Problem) -> bool:
+    return delays(problem.framework, problem.run) and problem.run.fp8_amax_reduction != "none"

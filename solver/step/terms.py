@@ -116,9 +116,8 @@ def split_terms(priced: PricedSplits) -> SplitTerms:
     problem, table, key, splits = priced.problem, priced.table, priced.key, priced.splits
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
-    chunks, chunk = distinct((splits.tp, splits.cp, splits.dp, splits.pp, splits.vpp))
     return SplitTerms(
         splits, key, stages_of(problem, splits), layer_terms(problem, table, key), end_terms(table, key),
         np.where(splits.pp > 1, send_recv + _restart(problem, splits), 0.0),
-        amax_seconds(problem, splits.take(chunks))[chunk], once_terms(priced),
+        amax_seconds(problem, splits), once_terms(priced),
     )  # fmt: skip

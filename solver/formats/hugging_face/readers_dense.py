@@ -29,6 +29,7 @@ from solver.formats.hugging_face.readers import (
     refuse_if_on,
     refuse_unless,
 )
+from solver.formats.hugging_face.readers_experts import LATENT, same
 from solver.formats.hugging_face.readers_llama import read_gemma2
 from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
@@ -128,8 +129,6 @@ def read_apertus_text(config: Mapping[str, Any], values: Values, read: set[str])
     refuse_unless(config, read, {"output_vocab_size": (values["vocab_size"],)})
 
 
-_YOUTU = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
 FAMILIES: Mapping[str, Family] = {
     "apertus1p5_text": dataclasses.replace(
         readers_recent.FAMILIES["apertus"],
@@ -154,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
     "youtu": Family(
         fixed={**LLAMA, **NONE},
         tied=True,
-        keys={key: key for key in _YOUTU},
+        keys=same(*LATENT),
         needed=("kv_lora_rank",),
         special=read_youtu,
     ),

@@ -31,7 +31,7 @@ from solver.formats.hugging_face.readers import (
 from solver.spec.layer_types import CHUNKED_ATTENTION, FULL_ATTENTION, marked_layers
 
 EXPERTS = ("num_experts", "num_experts_per_tok")
-_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 #: How DeepSeek's routers choose: (only from some groups, with a bias that balances the load).
 _TOPK_METHODS = {"greedy": (False, False), "group_limited_greedy": (True, False), "noaux_tc": (True, True)}
 
@@ -186,7 +186,7 @@ _ROUTED = {
     "n_routed_experts": "num_experts",
     **same("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
 }
-_DEEPSEEK = {**_ROUTED, **same("moe_layer_freq", *_LATENT)}
+_DEEPSEEK = {**_ROUTED, **same("moe_layer_freq", *LATENT)}
 _DEEPSEEK_V3 = Family(
     fixed={**LLAMA, **NONE},
     keys={**_DEEPSEEK, **same("num_nextn_predict_layers")},
@@ -263,9 +263,7 @@ FAMILIES: Mapping[str, Family] = {
         needed=EXPERTS,
         special=read_llama4,
     ),
-    "minicpm3": Family(
-        fixed={**LLAMA, **NONE}, tied=True, keys=same(*_LATENT), needed=("kv_lora_rank",), special=read_minicpm3
-    ),
+    "minicpm3": Family(fixed={**LLAMA, **NONE}, tied=True, keys=same(*LATENT), needed=("kv_lora_rank",), special=read_minicpm3),
     "mixtral": Family(fixed={**LLAMA, **NONE}, keys=_LOCAL, needed=EXPERTS, special=read_mixtral),
     "olmoe": Family(fixed={**LLAMA, "qk_norm": "all"}, keys=same(*EXPERTS), needed=EXPERTS, special=read_olmoe),
     "phimoe": Family(fixed={**LLAMA, "norm": "layernorm"}, keys=_LOCAL, needed=EXPERTS, special=read_phimoe),

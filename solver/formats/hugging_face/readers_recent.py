@@ -30,7 +30,7 @@ from solver.formats.hugging_face.readers import (
     refuse_unless,
     size_of,
 )
-from solver.formats.hugging_face.readers_experts import EXPERTS, read_router_groups
+from solver.formats.hugging_face.readers_experts import EXPERTS, LATENT, read_router_groups
 from solver.formats.hugging_face.readers_llama import read_qwen, read_qwen3
 from solver.spec.layer_types import FULL_ATTENTION, SLIDING_ATTENTION, marked_layers
 
@@ -207,7 +207,6 @@ _GLM4V_MOE = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 1408,
 }
-_GLM_LITE = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 FAMILIES: Mapping[str, Family] = {
     "apertus": Family(fixed={**LLAMA, "gated_mlp": False, "qk_norm": "head"}, special=read_apertus),
@@ -228,7 +227,7 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**LLAMA, **biases(), "router_score": "sigmoid", "router_bias": True},
         keys={
             "n_routed_experts": "num_experts",
-            **{key: key for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", *_GLM_LITE)},
+            **{key: key for key in ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", *LATENT)},
             **{key: key for key in ("first_k_dense_replace", "num_nextn_predict_layers")},
         },
         needed=(*EXPERTS, "kv_lora_rank"),

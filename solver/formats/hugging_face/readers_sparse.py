@@ -24,7 +24,7 @@ from solver.formats.hugging_face.readers import (
     refuse_unless,
     size_of,
 )
-from solver.formats.hugging_face.readers_experts import EXPERTS, read_router_groups, same
+from solver.formats.hugging_face.readers_experts import EXPERTS, LATENT, read_router_groups, same
 
 
 def read_attention_bias(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -141,15 +141,11 @@ _ROUTED = {
     "num_local_experts": "num_experts",
     **same("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace"),
 }
-_NAMED = {
-    **same(*EXPERTS, "moe_intermediate_size"),
-    "num_local_experts": "num_experts",
-    "num_shared_experts": "n_shared_experts",
-}
-_LATENT = same("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+NAMED = {**same(*EXPERTS, "moe_intermediate_size"), "num_local_experts": "num_experts"}
+NAMED_SHARED = {**NAMED, "num_shared_experts": "n_shared_experts"}
 _SARVAM = {**_ROUTED, **same("num_experts", "num_nextn_predict_layers"), "num_shared_experts": "n_shared_experts"}
 _GRANITE = {**same("num_experts_per_tok"), "num_local_experts": "num_experts"}
-_BALANCED = {**LLAMA, "router_score": "sigmoid", "router_bias": True}  #: sigmoid scores, and a bias that balances the load
+BALANCED = {**LLAMA, "router_score": "sigmoid", "router_bias": True}  #: sigmoid scores, and a bias that balances the load
 
 FAMILIES: Mapping[str, Family] = {
     "aria_text": Family(
@@ -168,10 +164,10 @@ FAMILIES: Mapping[str, Family] = {
         special=read_granite_experts,
     ),
     "hunyuan_v1_moe": Family(fixed={**LLAMA, "qk_norm": "head"}, needed=EXPERTS, special=read_hunyuan_experts),
-    "hy_v3": Family(fixed={**_BALANCED, "qk_norm": "head"}, keys=_NAMED, needed=EXPERTS, special=read_hy3),
+    "hy_v3": Family(fixed={**BALANCED, "qk_norm": "head"}, keys=NAMED_SHARED, needed=EXPERTS, special=read_hy3),
     "mistral4": Family(
         fixed={**LLAMA, **NONE},
-        keys={**_ROUTED, **_LATENT},
+        keys={**_ROUTED, **same(*LATENT)},
         needed=(*EXPERTS, "kv_lora_rank"),
         special=read_mistral4,
         class_defaults={
@@ -181,11 +177,11 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "sarvam_mla": Family(
-        fixed={**_BALANCED, **NONE},
-        keys={**_SARVAM, **_LATENT},
+        fixed={**BALANCED, **NONE},
+        keys={**_SARVAM, **same(*LATENT)},
         needed=(*EXPERTS, "kv_lora_rank"),
         special=read_sarvam_mla,
     ),
-    "sarvam_moe": Family(fixed=_BALANCED, keys=_SARVAM, needed=EXPERTS, special=read_sarvam),
-    "solar_open": Family(fixed=_BALANCED, keys=_ROUTED, needed=EXPERTS, special=read_solar),
+    "sarvam_moe": Family(fixed=BALANCED, keys=_SARVAM, needed=EXPERTS, special=read_sarvam),
+    "solar_open": Family(fixed=BALANCED, keys=_ROUTED, needed=EXPERTS, special=read_solar),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from solver.formats.hugging_face.readers_dense import read_granite_windows
 from solver.formats.hugging_face.readers_experts import EXPERTS, read_router_groups, same
 from solver.formats.hugging_face.readers_qwen_experts import read_qwen_experts
 from solver.formats.hugging_face.readers_recent import read_exaone4
-from solver.formats.hugging_face.readers_sparse import read_attention_bias, read_expert_width
+from solver.formats.hugging_face.readers_sparse import BALANCED, NAMED, NAMED_SHARED, read_attention_bias, read_expert_width
 from solver.spec.layer_types import SLIDING_ATTENTION, marked_layers
 
 
@@ -110,14 +110,10 @@ def read_mellum(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     values.setdefault("head_dim", 128)
 
 
-_NAMED = {**same(*EXPERTS, "moe_intermediate_size"), "num_local_experts": "num_experts"}
-_SHARED = {**_NAMED, "num_shared_experts": "n_shared_experts"}
-_BALANCED = {**LLAMA, "router_score": "sigmoid", "router_bias": True}  #: sigmoid scores, and a bias that balances the load
-
 FAMILIES: Mapping[str, Family] = {
     "afmoe": Family(
-        fixed={**_BALANCED, "qk_norm": "head", "attention_gate": True, "norms_per_layer": 4},
-        keys={**_SHARED, "num_dense_layers": "first_k_dense_replace"},
+        fixed={**BALANCED, "qk_norm": "head", "attention_gate": True, "norms_per_layer": 4},
+        keys={**NAMED_SHARED, "num_dense_layers": "first_k_dense_replace"},
         needed=EXPERTS,
         special=read_afmoe,
     ),
@@ -125,14 +121,14 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**LLAMA, "norms_per_layer": 1}, tied=True, keys=same(*EXPERTS), needed=EXPERTS, special=read_cohere_experts
     ),
     "exaone_moe": Family(
-        fixed={**_BALANCED, **NONE, "qk_norm": "head"},
-        keys={**_SHARED, **same("first_k_dense_replace")},
+        fixed={**BALANCED, **NONE, "qk_norm": "head"},
+        keys={**NAMED_SHARED, **same("first_k_dense_replace")},
         needed=EXPERTS,
         special=read_exaone_experts,
     ),
     "flint": Family(
         fixed={**LLAMA, "qk_norm": "head", "attention_sinks": True, "router_score": "sigmoid"},
-        keys={**_NAMED, **same("shared_expert_intermediate_size")},
+        keys={**NAMED, **same("shared_expert_intermediate_size")},
         needed=(*EXPERTS, "shared_expert_intermediate_size"),
         special=read_flint,
     ),
@@ -147,10 +143,10 @@ FAMILIES: Mapping[str, Family] = {
         special=read_granite_experts_windows,
     ),
     "kolibri1": Family(
-        fixed={**_BALANCED, **NONE, "qk_norm": "head", "norms_per_layer": 4},
-        keys={**_NAMED, **same("shared_expert_intermediate_size")},
+        fixed={**BALANCED, **NONE, "qk_norm": "head", "norms_per_layer": 4},
+        keys={**NAMED, **same("shared_expert_intermediate_size")},
         needed=EXPERTS,
         special=read_kolibri,
     ),
-    "mellum": Family(fixed={**LLAMA, "qk_norm": "head"}, keys=_NAMED, needed=EXPERTS, special=read_mellum),
+    "mellum": Family(fixed={**LLAMA, "qk_norm": "head"}, keys=NAMED, needed=EXPERTS, special=read_mellum),
 }
