@@ -34,23 +34,56 @@ def parser() -> argparse.ArgumentParser:
     """Return the argument parser of the command."""
     p = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=PROF_DATA, metavar="DIR", help="folder of data.pt and pics (%(default)s)")
-    p.add_argument("--budget", type=float, default=DEFAULT_MINUTES, metavar="MINUTES",
-                   help="time to measure for, the most informative measurements first (%(default)g)")  # fmt: skip
-    p.add_argument("--config", type=Path, nargs="+", default=[], metavar="FILE",
-                   help="model files whose exact shapes are measured besides the grid")  # fmt: skip
-    p.add_argument("--measurements", type=Path, metavar="FILE.csv",
-                   help="measure these shapes first: what foretrain explain --measurements wrote")  # fmt: skip
+    p.add_argument(
+        "--budget",
+        type=float,
+        default=DEFAULT_MINUTES,
+        metavar="MINUTES",
+        help="time to measure for, the most informative measurements first (%(default)g)",
+    )
+    p.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="model files whose exact shapes are measured besides the grid",
+    )
+    p.add_argument(
+        "--measurements",
+        type=Path,
+        metavar="FILE.csv",
+        help="measure these shapes first: what foretrain explain --measurements wrote",
+    )
     p.add_argument("--resume", action="store_true", help="continue data.pt: what it holds is not measured again")
     p.add_argument("--append", action="store_true", help="measure into data.pt: its measurements stay until they are repeated")
     instead = p.add_mutually_exclusive_group()
-    instead.add_argument("--merge", type=Path, nargs=2, metavar=("A.pt", "B.pt"),
-                         help="measure nothing: join two profiles of one device into data.pt; those of B win")  # fmt: skip
-    instead.add_argument("--import-nccl-tests", type=Path, nargs="+", default=[], metavar="LOG",
-                         help="measure nothing: join the collectives of logs of nccl-tests to data.pt")  # fmt: skip
-    p.add_argument("--profile", metavar="NAME|FILE",
-                   help="whose kernels go with the logs where there is no data.pt yet (the default profile)")  # fmt: skip
-    p.add_argument("--cluster", metavar="NAME|FILE", help="the cluster that the logs are of, where its network or nodes differ "
-                   "from the profile's (a name under configs/clusters or a file)")  # fmt: skip
+    instead.add_argument(
+        "--merge",
+        type=Path,
+        nargs=2,
+        metavar=("A.pt", "B.pt"),
+        help="measure nothing: join two profiles of one device into data.pt; those of B win",
+    )
+    instead.add_argument(
+        "--import-nccl-tests",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="LOG",
+        help="measure nothing: join the collectives of logs of nccl-tests to data.pt",
+    )
+    p.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="whose kernels go with the logs where there is no data.pt yet (the default profile)",
+    )
+    p.add_argument(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="the cluster that the logs are of, where its network or nodes differ "
+        "from the profile's (a name under configs/clusters or a file)",
+    )
     p.add_argument(
         "--nccl-test", choices=sorted(OPS), help="which test the logs are of, where neither they nor their names say"
     )
@@ -64,9 +97,18 @@ def model_dims(path: Path) -> ModelDims:
     config = load_run_config(path)
     m = config.model
     return ModelDims(
-        m.hidden_size, m.intermediate_size, m.num_attention_heads, m.num_key_value_heads, m.head_dim, m.vocab_size,
-        m.gated_mlp, config.seq_len or DEFAULT_SEQ_LEN, m.num_experts, m.moe_intermediate_size, m.num_experts_per_tok,
-    )  # fmt: skip
+        m.hidden_size,
+        m.intermediate_size,
+        m.num_attention_heads,
+        m.num_key_value_heads,
+        m.head_dim,
+        m.vocab_size,
+        m.gated_mlp,
+        config.seq_len or DEFAULT_SEQ_LEN,
+        m.num_experts,
+        m.moe_intermediate_size,
+        m.num_experts_per_tok,
+    )
 
 
 #: Options for measuring, and options for reading logs.
@@ -109,9 +151,13 @@ def instead_of_measuring(args: argparse.Namespace) -> None:
         named = args.profile or cluster.get("hardware")
         place = cluster_of(find_profile(named)[0].device, cluster, str(args.cluster)) if args.cluster else None
         done, warnings = import_into(
-            args.output, args.import_nccl_tests, named, args.nccl_test, place and place.gpus_per_node,
+            args.output,
+            args.import_nccl_tests,
+            named,
+            args.nccl_test,
+            place and place.gpus_per_node,
             place and place.network_bandwidth,
-        )  # fmt: skip
+        )
         imported = read_profile(args.output / OWN_PROFILE)
         network = imported.device.network_bandwidth
         found = reached(imported.tables, imported.device) if own_network(imported) else ()

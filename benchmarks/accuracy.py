@@ -102,9 +102,11 @@ def draw_pictures(predictions: Sequence[Prediction], folder: Path, stem: str) ->
         )
     if with_memory:
         draw_scatter(
-            with_memory, lambda p: (p.case.measured["peak_memory_gib"], p.memory_bytes / GIB), "peak memory [GiB]",
+            with_memory,
+            lambda p: (p.case.measured["peak_memory_gib"], p.memory_bytes / GIB),
+            "peak memory [GiB]",
             folder / f"{stem}_memory.jpg",
-        )  # fmt: skip
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,9 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=Path, default=SHIPPED, help="measured runs (default: the shipped ones)")
     page_of_shipped = ROOT / "docs" / "accuracy.md"
     parser.add_argument(
-        "--output", type=Path, default=page_of_shipped,
+        "--output",
+        type=Path,
+        default=page_of_shipped,
         help="the page; pictures go to pics beside it (the default one brings README's table up to date)",
-    )  # fmt: skip
+    )
     args = parser.parse_args(arguments)
     if args.cases != SHIPPED and args.output == page_of_shipped:
         print(f"error: {args.output} is of the shipped runs; give the page of {args.cases} with --output", file=sys.stderr)

@@ -13,10 +13,18 @@ from solver.report.validate import Prediction
 
 #: Colours that most colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
-    "a100_sxm_80gb": "#0072B2", "a100_sxm_40gb": "#56B4E9", "a100_pcie_80gb": "#009E73", "h100_sxm": "#D55E00",
-    "h200_sxm": "#E69F00", "b200_sxm": "#CC79A7", "gb200": "#882255", "gb300": "#332288", "b300": "#AA4499",
-    "gh200_96gb": "#999933", "h100_96gb_500w": "#F0C000",
-}  # fmt: skip
+    "a100_sxm_80gb": "#0072B2",
+    "a100_sxm_40gb": "#56B4E9",
+    "a100_pcie_80gb": "#009E73",
+    "h100_sxm": "#D55E00",
+    "h200_sxm": "#E69F00",
+    "b200_sxm": "#CC79A7",
+    "gb200": "#882255",
+    "gb300": "#332288",
+    "b300": "#AA4499",
+    "gh200_96gb": "#999933",
+    "h100_96gb_500w": "#F0C000",
+}
 _OTHER = "#000000"
 BAND = 0.1
 _TICKS = ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))

@@ -53,9 +53,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int
 
 #: Columns of the table of step times.
 _TIME_HEAD = (
-    "group", "runs", "n", "constant-MFU baseline: median", "median", "90th percentile", "mean (signed)", "in 90% interval",
-    "its half width", "skill", "regret: mean", "worst", "families",
-)  # fmt: skip
+    "group",
+    "runs",
+    "n",
+    "constant-MFU baseline: median",
+    "median",
+    "90th percentile",
+    "mean (signed)",
+    "in 90% interval",
+    "its half width",
+    "skill",
+    "regret: mean",
+    "worst",
+    "families",
+)
 
 
 def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
@@ -71,14 +82,40 @@ def time_rows(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> l
     for name, s in scores.items():
         null, cost = nulls[name].median, regrets.get(name)
         chosen = [f"{cost.mean:.1%}", f"{cost.worst:.1%}", f"{cost.families}"] if cost else ["", "", ""]
-        rows.append([name, groups.get(name, ""), f"{s.n}", f"{null:.1%}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}",
-                     f"{s.coverage:.0%}", f"{s.half_width:.0%}", f"{1 - s.median / null:.2f}" if null else "",
-                     *chosen])  # fmt: skip
+        rows.append(
+            [
+                name,
+                groups.get(name, ""),
+                f"{s.n}",
+                f"{null:.1%}",
+                f"{s.median:.1%}",
+                f"{s.p90:.1%}",
+                f"{s.bias:+.1%}",
+                f"{s.coverage:.0%}",
+                f"{s.half_width:.0%}",
+                f"{1 - s.median / null:.2f}" if null else "",
+                *chosen,
+            ]
+        )
     if scores:
         mean, null = mean_of_groups(scores), mean_of_groups(nulls).median
-        rows.append([MEAN, "every group counts the same", f"{mean.n}", f"{null:.1%}", f"{mean.median:.1%}", f"{mean.p90:.1%}",
-                     f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{mean.half_width:.0%}", f"{1 - mean.median / null:.2f}",
-                     "", "", ""])  # fmt: skip
+        rows.append(
+            [
+                MEAN,
+                "every group counts the same",
+                f"{mean.n}",
+                f"{null:.1%}",
+                f"{mean.median:.1%}",
+                f"{mean.p90:.1%}",
+                f"{mean.bias:+.1%}",
+                f"{mean.coverage:.0%}",
+                f"{mean.half_width:.0%}",
+                f"{1 - mean.median / null:.2f}",
+                "",
+                "",
+                "",
+            ]
+        )
     return rows
 
 
@@ -211,8 +248,17 @@ def factor_table(predictions: Sequence[Prediction]) -> str:
         for level, found in levels.items():
             rest = [step_error(p) for p in found if p.case.source != largest]
             errors = [step_error(p) for p in found]
-            rows.append([factor, level, f"{len(errors)}", f"{np.median(errors):+.1%}", f"{np.median(np.abs(errors)):.1%}",
-                         f"{len(rest)}", f"{np.median(rest):+.1%}" if rest else ""])  # fmt: skip
+            rows.append(
+                [
+                    factor,
+                    level,
+                    f"{len(errors)}",
+                    f"{np.median(errors):+.1%}",
+                    f"{np.median(np.abs(errors)):.1%}",
+                    f"{len(rest)}",
+                    f"{np.median(rest):+.1%}" if rest else "",
+                ]
+            )
     head = ["factor", "value", "n", "median (signed)", "median (absolute)", f"n without {largest}", f"signed without {largest}"]
     return table(head, rows, text=(0, 1))
 
@@ -249,10 +295,16 @@ def worst_table(predictions: Sequence[Prediction], notes: Sequence[Note], count:
     """The cases with the largest errors, each with a reason that can be checked, or none."""
     like = twins(predictions)
     rows = [
-        [p.case.id, layout_of(p.case), seconds(p.seconds), seconds(p.case.measured["step_s"]), f"{step_error(p) + 1:.2f}",
-         reason_of(p, notes, like)]
+        [
+            p.case.id,
+            layout_of(p.case),
+            seconds(p.seconds),
+            seconds(p.case.measured["step_s"]),
+            f"{step_error(p) + 1:.2f}",
+            reason_of(p, notes, like),
+        ]
         for p in worst(predictions, count)
-    ]  # fmt: skip
+    ]
     return table(["case", "run", "predicted", "measured", "factor", "reason"], rows, text=(0, 1, 5))
 
 

@@ -29,9 +29,17 @@ WORLD, TOKENS, SEQ_LEN = 512, 4_194_304, 4096
 DEVICES = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "gb300", "mi300x", "mi355x")
 MODELS: Mapping[str, str] = {"llama3_70b": "Llama 3 70B", "deepseek_v3": "DeepSeek-V3"}
 HEAD = (
-    "device", "kernels", "precision", "tokens/s per GPU", "90% interval", "per watt", "TFLOP/s", "GiB",
-    "largest parts of the step", "layout",
-)  # fmt: skip
+    "device",
+    "kernels",
+    "precision",
+    "tokens/s per GPU",
+    "90% interval",
+    "per watt",
+    "TFLOP/s",
+    "GiB",
+    "largest parts of the step",
+    "layout",
+)
 TEXT = (0, 1, 2, 8, 9)  #: columns of words
 
 
@@ -68,10 +76,17 @@ def best_row(title: str, model: str, profile: Profile, sheet: Datasheet, precisi
     bound = ", ".join(f"{PART_NAMES[name].removeprefix('exposed ')} {value / why.seconds:.0%}" for name, value in parts)
     origin = f"derived from {profile.derivation.kernels.name}" if profile.derivation else "measured"
     return [
-        title, origin, precision, f"{best.tgs[0]:,.0f}", f"{tokens / high:,.0f} to {tokens / low:,.0f}",
-        f"{best.tgs[0] / sheet.power:.2f}", f"{best.flops_per_second[0] / 1e12:,.0f}",
-        f"{best.memory.device[0] / GIB:.0f}", bound, describe(best, 0).replace("|", "\\|").replace("*", "\\*"),
-    ]  # fmt: skip
+        title,
+        origin,
+        precision,
+        f"{best.tgs[0]:,.0f}",
+        f"{tokens / high:,.0f} to {tokens / low:,.0f}",
+        f"{best.tgs[0] / sheet.power:.2f}",
+        f"{best.flops_per_second[0] / 1e12:,.0f}",
+        f"{best.memory.device[0] / GIB:.0f}",
+        bound,
+        describe(best, 0).replace("|", "\\|").replace("*", "\\*"),
+    ]
 
 
 def rows_of(model: str) -> list[list[str]]:
@@ -90,9 +105,10 @@ def what_ifs() -> list[list[str]]:
     twice = replace(base, device=replace(base.device, memory_bandwidth=2 * base.device.memory_bandwidth))
     wide = replace(base, device=replace(base.device, num_sms=2 * base.device.num_sms))
     chips = {
-        "h100_sxm as itself": base, "h100_sxm with twice the memory bandwidth": twice,
+        "h100_sxm as itself": base,
+        "h100_sxm with twice the memory bandwidth": twice,
         "h100_sxm with twice the multiprocessors at the same peak": wide,
-    }  # fmt: skip
+    }
     rows = [
         best_row(f"{title}: {name}", model, derived_profile("chip", sheet, h100), sheet, "bf16")
         for title, sheet in chips.items()

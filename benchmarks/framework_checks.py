@@ -33,16 +33,25 @@ from solver.step.stage_kinds import chunk_sizes
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
 DENSE = ("llama3_8b", "llama3_70b", "llama3_405b", "nemotron4_340b", "qwen2_7b", "qwen3_8b", "mistral_7b")
 EXPERTS = (
-    "qwen3_30b_a3b", "qwen3_235b_a22b", "mixtral_8x7b", "deepseek_v2_lite", "deepseek_v3", "glm4_5", "kimi_k2", "gpt_oss_20b",
+    "qwen3_30b_a3b",
+    "qwen3_235b_a22b",
+    "mixtral_8x7b",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_5",
+    "kimi_k2",
+    "gpt_oss_20b",
     "qwen3_next_80b_a3b",
-)  # fmt: skip
+)
 WORLDS, SEQUENCES, LENGTH, EACH = (8, 64, 512, 2048), 2048, 4096, 25
 #: Arguments whose names differ from those of the configuration.
 NAMES = {
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage", "num_experts": "num_moe_experts",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage", "fp8_format": "fp8",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "num_experts": "num_moe_experts",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "fp8_format": "fp8",
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-}  # fmt: skip
+}
 
 
 def layouts(models: tuple[str, ...], framework: str, **run: Any) -> Iterator[tuple[ModelSpec, Strategy]]:
@@ -105,8 +114,12 @@ def megatron_chunks(config: Any) -> list[list[tuple[int, int]]]:
     for stage in range(size):
         parallel_state.set_pipeline_model_parallel_rank(stage)
         parts = range(virtual) if virtual else (None,)
-        found.append([(get_transformer_layer_offset(config, part, stage), get_num_layers_to_build(config, part, stage))
-                      for part in parts])  # fmt: skip
+        found.append(
+            [
+                (get_transformer_layer_offset(config, part, stage), get_num_layers_to_build(config, part, stage))
+                for part in parts
+            ]
+        )
     return found
 
 
@@ -147,8 +160,13 @@ def check_megatron() -> str:
     from packaging.version import Version
 
     configs.is_te_min_version, configs.get_te_version = (lambda *_: True), (lambda: Version("2.9"))
-    for kernel in ("fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index", "fused_unpermute",
-                   "fused_sort_chunks_by_index_with_probs"):  # fmt: skip
+    for kernel in (
+        "fused_permute",
+        "fused_permute_with_probs",
+        "fused_sort_chunks_by_index",
+        "fused_unpermute",
+        "fused_sort_chunks_by_index_with_probs",
+    ):
         setattr(moe, kernel, print)  # anything that is there
     taken = pipelines = orders = 0
     for precision in ("bf16", "fp8"):
@@ -185,10 +203,15 @@ def check_torchtitan() -> str:
             path.write_text(texts["run.toml"])
             sizes = SimpleNamespace(**vars(ConfigManager().parse_args(["--job.config_file", str(path)]).parallelism))
         ParallelDims(
-            dp_replicate=sizes.data_parallel_replicate_degree, dp_shard=sizes.data_parallel_shard_degree,
-            cp=sizes.context_parallel_degree, tp=sizes.tensor_parallel_degree, pp=sizes.pipeline_parallel_degree,
-            ep=sizes.expert_parallel_degree, etp=sizes.expert_tensor_parallel_degree, world_size=run.world_size,
-        )  # fmt: skip
+            dp_replicate=sizes.data_parallel_replicate_degree,
+            dp_shard=sizes.data_parallel_shard_degree,
+            cp=sizes.context_parallel_degree,
+            tp=sizes.tensor_parallel_degree,
+            pp=sizes.pipeline_parallel_degree,
+            ep=sizes.expert_parallel_degree,
+            etp=sizes.expert_tensor_parallel_degree,
+            world_size=run.world_size,
+        )
         count += 1
     return f"torchtitan: {count} files read"
 

@@ -30,16 +30,40 @@ from cosmic_ray.plugins import get_operator
 from predictor.fitted import code_version
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ("solver/step/*.py", "solver/layers/*.py", "solver/schedule/*.py", "solver/spec/feasibility.py", "predictor/c*.py",
-        "predictor/kernels/*.py", "predictor/network/[!_f]*.py", "predictor/network/fit.py")  # fmt: skip
+CORE = (
+    "solver/step/*.py",
+    "solver/layers/*.py",
+    "solver/schedule/*.py",
+    "solver/spec/feasibility.py",
+    "predictor/c*.py",
+    "predictor/kernels/*.py",
+    "predictor/network/[!_f]*.py",
+    "predictor/network/fit.py",
+)
 #: Operators that leave most formulas running; others (a shift of floats) would only raise errors, which say little.
-OPERATORS = ["NumberReplacer", *(f"Replace{kind}{name}" for kind, names in (
-    ("BinaryOperator_", "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul BitAnd_BitOr"),
-    ("ComparisonOperator_", "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Eq_NotEq NotEq_Eq"),
-    ("UnaryOperator_", "USub_UAdd Delete_Invert"), ("", "TrueWithFalse FalseWithTrue AndWithOr OrWithAnd"),
-) for name in names.split())]  # fmt: skip
-SWAPS = {"np.minimum(": "np.maximum(", "np.maximum(": "np.minimum(", " min(": " max(", " max(": " min(", ".sum(": ".max(",
-         ".max(": ".min(", "np.median(": "np.max(", "np.ceil(": "np.floor("}  # fmt: skip
+OPERATORS = [
+    "NumberReplacer",
+    *(
+        f"Replace{kind}{name}"
+        for kind, names in (
+            ("BinaryOperator_", "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul BitAnd_BitOr"),
+            ("ComparisonOperator_", "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Eq_NotEq NotEq_Eq"),
+            ("UnaryOperator_", "USub_UAdd Delete_Invert"),
+            ("", "TrueWithFalse FalseWithTrue AndWithOr OrWithAnd"),
+        )
+        for name in names.split()
+    ),
+]
+SWAPS = {
+    "np.minimum(": "np.maximum(",
+    "np.maximum(": "np.minimum(",
+    " min(": " max(",
+    " max(": " min(",
+    ".sum(": ".max(",
+    ".max(": ".min(",
+    "np.median(": "np.max(",
+    "np.ceil(": "np.floor(",
+}
 STAGES = (
     ("tests/benchmarks/test_published_runs.py",),
     ("tests/solver", "tests/predictor", "tests/profiler/measure/test_attention_timing.py"),

@@ -102,9 +102,15 @@ def main() -> int:
                 with Sensors() as sensors:
                     found = rounds(kernel, filler, share, period, alone, max(args.seconds, 3.5 * period))
                 row = {
-                    "kernel": kernel.name, "filler": filler, "period": period, "burst": alone, **found,
-                    "slowdown": found["seconds"] / alone, "power_w": sensors.power, "temperature_c": sensors.temperature,
-                }  # fmt: skip
+                    "kernel": kernel.name,
+                    "filler": filler,
+                    "period": period,
+                    "burst": alone,
+                    **found,
+                    "slowdown": found["seconds"] / alone,
+                    "power_w": sensors.power,
+                    "temperature_c": sensors.temperature,
+                }
                 print(json.dumps(row), file=file, flush=True)
                 where = f"{filler:7} period {period * 1e3:5.0f} ms share {found['share']:.2f}"
                 what = f"{row['slowdown']:.3f} x burst, {found['clock_mhz']:.0f} MHz, {sensors.power:.0f} W"

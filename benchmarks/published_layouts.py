@@ -70,49 +70,97 @@ def _figures(found: Solutions, in_flops: bool) -> list[str]:
     unit = float(found.flops_per_second[0]) / float(found.tgs[0]) / 1e12 if in_flops else 1.0
     parts = sorted(why.by_part().items(), key=lambda item: -item[1])[:3]
     bound = ", ".join(f"{PART_NAMES[name].removeprefix('exposed ')} {value / why.seconds:.0%}" for name, value in parts)
-    return [f"{found.tgs[0] * unit:,.0f}", f"{tokens / high * unit:,.0f} to {tokens / low * unit:,.0f}",
-            f"{found.memory.device[0] / GIB:.0f}", bound]  # fmt: skip
+    return [
+        f"{found.tgs[0] * unit:,.0f}",
+        f"{tokens / high * unit:,.0f} to {tokens / low * unit:,.0f}",
+        f"{found.memory.device[0] / GIB:.0f}",
+        bound,
+    ]
 
 
 _LLAMA = {"framework": "megatron-core", "precision": "bf16", "cp_comm": "allgather"}
-_DEEPSEEK = {"framework": "generic", "precision": "fp8", "fp8_recipe": "blockwise", "moe_dispatcher": "deepep", "seq_len": 4096,
-             "moe_exchange_overlap": True, "optimizer_states": "bf16"}  # fmt: skip
+_DEEPSEEK = {
+    "framework": "generic",
+    "precision": "fp8",
+    "fp8_recipe": "blockwise",
+    "moe_dispatcher": "deepep",
+    "seq_len": 4096,
+    "moe_exchange_overlap": True,
+    "optimizer_states": "bf16",
+}
 RUNS = (
-    Run("Llama 3 405B, 16,384 H100, 8k tokens", "llama3_405b", 16384, 2048,
-        {"tp": 8, "tp_mode": "msp", "pp": 16, "vpp": 8, **ENDS}, "400 TFLOP/s", {**_LLAMA, "seq_len": 8192}),
-    Run("Llama 3 405B, 16,384 H100, 131k tokens", "llama3_405b", 16384, 128,
-        {"tp": 8, "tp_mode": "msp", "cp": 16, "pp": 16, "vpp": 8, **ENDS}, "380 TFLOP/s", {**_LLAMA, "seq_len": 131072}),
-    Run("DeepSeek-V3, 2,048 H800", "deepseek_v3", 2048, 15360,
-        {"pp": 8, "vpp": 2, "ep": 64, "schedule": "dualpipev", "recompute": "selective"}, "1,543 tokens/s", _DEEPSEEK,
+    Run(
+        "Llama 3 405B, 16,384 H100, 8k tokens",
+        "llama3_405b",
+        16384,
+        2048,
+        {"tp": 8, "tp_mode": "msp", "pp": 16, "vpp": 8, **ENDS},
+        "400 TFLOP/s",
+        {**_LLAMA, "seq_len": 8192},
+    ),
+    Run(
+        "Llama 3 405B, 16,384 H100, 131k tokens",
+        "llama3_405b",
+        16384,
+        128,
+        {"tp": 8, "tp_mode": "msp", "cp": 16, "pp": 16, "vpp": 8, **ENDS},
+        "380 TFLOP/s",
+        {**_LLAMA, "seq_len": 131072},
+    ),
+    Run(
+        "DeepSeek-V3, 2,048 H800",
+        "deepseek_v3",
+        2048,
+        15360,
+        {"pp": 8, "vpp": 2, "ep": 64, "schedule": "dualpipev", "recompute": "selective"},
+        "1,543 tokens/s",
+        _DEEPSEEK,
         {"pipeline_layout": layout_text([*[4] * 15, 1], 1), "recompute_modules": "layernorm+mla_up_proj+moe_act"},
-        "h800_sxm"),
-    Run("Qwen3-235B, 256 H100", "qwen3_235b_a22b", 256, 2048,
-        {"tp": 2, "tp_mode": "msp", "pp": 8, "vpp": 4, "ep": 32, "recompute": "selective", **ENDS}, "1,664 tokens/s",
-        {"framework": "megatron-core", "precision": "bf16", "moe_dispatcher": "deepep", "seq_len": 4096,
-         "recompute_modules": "layernorm+moe_act"}),
-)  # fmt: skip
+        "h800_sxm",
+    ),
+    Run(
+        "Qwen3-235B, 256 H100",
+        "qwen3_235b_a22b",
+        256,
+        2048,
+        {"tp": 2, "tp_mode": "msp", "pp": 8, "vpp": 4, "ep": 32, "recompute": "selective", **ENDS},
+        "1,664 tokens/s",
+        {
+            "framework": "megatron-core",
+            "precision": "bf16",
+            "moe_dispatcher": "deepep",
+            "seq_len": 4096,
+            "recompute_modules": "layernorm+moe_act",
+        },
+    ),
+)
 
 
 def page(rows: list[list[str]]) -> str:
     """Return the page as Markdown."""
-    return "\n".join([
-        "# Layouts of large published runs\n",
-        "Written by `make switches`. Each run's own layout and the best that a search finds for the same batch; TFLOP/s of",
-        "model FLOPs or tokens/s, of one GPU. Sources: Llama 3 (arXiv 2407.21783, table 4), DeepSeek-V3 (arXiv 2412.19437,",
-        "180,000 GPU hours for 10^12 tokens), Megatron's model zoo (19.7 s a step). Not stated by them, and assumed: chunks of",
-        "Llama's stages (8), and how DeepSeek's 61 layers are assigned to the 16 chunks of its pipeline. DualPipe with 16",
-        "stages is dualpipev with 8 and twice the replicas: two ranks hold the same two chunks, one for each direction.\n",
-        table(HEAD, rows, text=(0, 1, 2, 6)),
-        "**Llama 3.** At 8k tokens the search trades half of each tensor group for context parallelism (groups of 8): less",
-        "exposed communication and, with four times the micro batches, a smaller bubble. At 131k it",
-        "agrees with theirs but for twice the context ranks, which fit in memory. Theirs is predicted not to fit: its engine",
-        "frees tensors early and limits the micro batches in flight, neither of which is described.\n",
-        "**DeepSeek-V3.** Theirs is predicted not to fit, which it did: of what it does to save",
-        "memory (section 3.2.3 of its report) a part is described. The best layout found shards weights (ZeRO-3) instead of",
-        "having a pipeline: most of the all-gathers hide under compute.\n",
-        "**Qwen3-235B.** The best layout found has context parallelism instead of tensor",
-        "parallelism, and more chunks per stage.\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Layouts of large published runs\n",
+            "Written by `make switches`. Each run's own layout and the best that a search finds for the same batch; TFLOP/s of",
+            "model FLOPs or tokens/s, of one GPU. Sources: Llama 3 (arXiv 2407.21783, table 4), DeepSeek-V3 (arXiv 2412.19437,",
+            "180,000 GPU hours for 10^12 tokens), Megatron's model zoo (19.7 s a step). Not stated by them, and "
+            "assumed: chunks of",
+            "Llama's stages (8), and how DeepSeek's 61 layers are assigned to the 16 chunks of its pipeline. DualPipe with 16",
+            "stages is dualpipev with 8 and twice the replicas: two ranks hold the same two chunks, one for each direction.\n",
+            table(HEAD, rows, text=(0, 1, 2, 6)),
+            "**Llama 3.** At 8k tokens the search trades half of each tensor group for context parallelism (groups of 8): less",
+            "exposed communication and, with four times the micro batches, a smaller bubble. At 131k it",
+            "agrees with theirs but for twice the context ranks, which fit in memory. Theirs is predicted not "
+            "to fit: its engine",
+            "frees tensors early and limits the micro batches in flight, neither of which is described.\n",
+            "**DeepSeek-V3.** Theirs is predicted not to fit, which it did: of what it does to save",
+            "memory (section 3.2.3 of its report) a part is described. The best layout found shards weights "
+            "(ZeRO-3) instead of",
+            "having a pipeline: most of the all-gathers hide under compute.\n",
+            "**Qwen3-235B.** The best layout found has context parallelism instead of tensor",
+            "parallelism, and more chunks per stage.\n",
+        ]
+    )
 
 
 def main() -> int:

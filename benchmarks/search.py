@@ -124,9 +124,17 @@ def show(rows: list[dict[str, float]], wall: list[float]) -> None:
     for r in rows:
         ratios = [f"{r['layouts_per_second'] / rate:,.0f}" for rate in PEERS.values()]
         table.add_row(
-            str(r["config"]), f"{r['world_size']:,}", f"{r['layouts_priced']:,}", f"{r['feasible']:,}", f"{r['seconds']:.2f}",
-            f"{r['layouts_per_second']:,.0f}", f"{r['peak_memory_mib']:.0f}", *ratios, f"{r['best_tgs']:,.0f}", str(r["best"]),
-        )  # fmt: skip
+            str(r["config"]),
+            f"{r['world_size']:,}",
+            f"{r['layouts_priced']:,}",
+            f"{r['feasible']:,}",
+            f"{r['seconds']:.2f}",
+            f"{r['layouts_per_second']:,.0f}",
+            f"{r['peak_memory_mib']:.0f}",
+            *ratios,
+            f"{r['best_tgs']:,.0f}",
+            str(r["best"]),
+        )
     console.print(table)
     console.print(f"main job (128 GPUs), process start to end: median {wall[len(wall) // 2]:.2f} s, worst {wall[-1]:.2f} s")
 

@@ -29,8 +29,15 @@ LEAST, MOST, SIZES = 1 << 20, 1 << 30, 5
 
 def slingshot(nodes: int) -> Topology:
     """Return the network: 100 Gbit/s of the NICs and 300 GB/s of NVLink for each GPU; one switch stands for the dragonfly."""
-    stated = {"rail_optimized": True, "gpus": nodes * NODE, "gpus_per_server": NODE, "bandwidth": "100Gbps",
-              "nvlink_bandwidth": "2400Gbps", "gpu_type": "A100", "gpus_per_asw": max(nodes * NODE, 64)}  # fmt: skip
+    stated = {
+        "rail_optimized": True,
+        "gpus": nodes * NODE,
+        "gpus_per_server": NODE,
+        "bandwidth": "100Gbps",
+        "nvlink_bandwidth": "2400Gbps",
+        "gpu_type": "A100",
+        "gpus_per_asw": max(nodes * NODE, 64),
+    }
     return generate(make_options(stated)[0])
 
 

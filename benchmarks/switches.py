@@ -55,15 +55,20 @@ class Job:
         return estimate(problem, [problem.layout(**chosen)])
 
 
-LLAMA = Job("llama3_70b", 32, {"tp": 4, "pp": 4, "vpp": 5, "tp_mode": "msp", "batch": 32},
-            {"precision": "fp8", "tp_comm_overlap": True})  # fmt: skip
+LLAMA = Job(
+    "llama3_70b", 32, {"tp": 4, "pp": 4, "vpp": 5, "tp_mode": "msp", "batch": 32}, {"precision": "fp8", "tp_comm_overlap": True}
+)
 QWEN = Job("qwen3_30b_a3b", 16, {"ep": 8, "batch": 64}, {"precision": "bf16"})
 #: As the recipe that overlaps the exchange has it (Megatron-Bridge's perf_recipes/qwen/h100), graphs as in the one before.
-QWEN_HYBRID = Job("qwen3_30b_a3b", 16, {"ep": 16, "batch": 1024},
-                  {"precision": "bf16", "moe_dispatcher": "hybridep", "cuda_graphs": True,
-                   "cuda_graph_modules": "moe_router+moe_preprocess"})  # fmt: skip
-QWEN_STATES = Job("qwen3_30b_a3b", 16, {"tp": 2, "pp": 2, "ep": 4, "tp_mode": "msp", "batch": 16}, {"precision": "bf16"},
-                  cluster=HOST)  # fmt: skip
+QWEN_HYBRID = Job(
+    "qwen3_30b_a3b",
+    16,
+    {"ep": 16, "batch": 1024},
+    {"precision": "bf16", "moe_dispatcher": "hybridep", "cuda_graphs": True, "cuda_graph_modules": "moe_router+moe_preprocess"},
+)
+QWEN_STATES = Job(
+    "qwen3_30b_a3b", 16, {"tp": 2, "pp": 2, "ep": 4, "tp_mode": "msp", "batch": 16}, {"precision": "bf16"}, cluster=HOST
+)
 GPT_OSS = Job("gpt_oss_20b", 16, {"ep": 8, "batch": 16}, {"precision": "bf16"})
 DEEPSEEK = Job("deepseek_v2_lite", 16, {"ep": 8, "batch": 64}, {"precision": "bf16"})
 
@@ -82,8 +87,11 @@ def ratio(base: Solutions, other: Solutions) -> str:
 
 def llama_rows() -> list[list[str]]:
     """Return rows of Llama 3 70B in three layouts."""
-    published = {"tp4 pp4": ("704 TFLOP/s, 58.8 GB", {}), "tp4 pp8": ("668, 53.2", {"pp": 8}),
-                 "tp8 pp4": ("509, 50.2", {"tp": 8})}  # fmt: skip
+    published = {
+        "tp4 pp4": ("704 TFLOP/s, 58.8 GB", {}),
+        "tp4 pp8": ("668, 53.2", {"pp": 8}),
+        "tp8 pp4": ("509, 50.2", {"tp": 8}),
+    }
     rows = []
     for name, (text, layout) in published.items():
         found = LLAMA.run(layout)
@@ -107,8 +115,10 @@ def switch_rows() -> list[list[str]]:
     alone, beside = (QWEN_HYBRID.run(moe_exchange_overlap=overlaps) for overlaps in (False, True))
     rows.append(["Qwen3-30B, exchange of tokens beside compute", "-15.1%", ratio(alone, beside)])
     for job, module, published in (
-        (QWEN, "layernorm", "+3.1%, -1.0 GB"), (QWEN, "moe_act", "+2.0%"), (DEEPSEEK, "mla_up_proj", "+5.2%"),
-    ):  # fmt: skip
+        (QWEN, "layernorm", "+3.1%, -1.0 GB"),
+        (QWEN, "moe_act", "+2.0%"),
+        (DEEPSEEK, "mla_up_proj", "+5.2%"),
+    ):
         again = job.run({"recompute": "selective"}, recompute_modules=module)
         rows.append([f"{job.model}, recompute {module}", published, ratio(job.run(), again)])
     base = QWEN_STATES.run()
@@ -184,33 +194,42 @@ Rows = Sequence[Sequence[str]]
 
 def page(switches: Rows, trace: Rows, schedules: Rows, bubbles: Rows) -> str:
     """Return the page as Markdown."""
-    return "\n".join([
-        "# Switches and schedules\n",
-        "Written by `make switches`. Published effects of one switch beside what is predicted; nothing was fitted to them.",
-        "Most are published without the whole job: what is assumed of it is in `benchmarks/switches.py`. Publications:",
-        "NVIDIA's pages on Megatron-Bridge (H100, 16 GPUs; Llama 3 70B on 32, as its fine-tuning recipe); AMD's on Primus.\n",
-        table(("switch", "published", "predicted"), switches, text=(0, 1, 2)),
-        "Too small: what CUDA graphs of attention, router and dispatch preparation save (the host takes 40 us a launch, which",
-        "is assumed, and handles each local expert's weights one by one), and recomputation of single modules. The host's",
-        "bandwidths behind the last two rows are assumed, 50 GB/s of link and 40 GB/s of memory for each GPU; the bytes that",
-        "they save are exact.\n",
-        "## A traced step of DeepSeek-V3\n",
-        "The forward pass of four layers beside the backward pass of four others, in milliseconds (DeepSeek's published trace,",
-        "H800, 64 ranks of experts, 4,096 tokens). The exchange of tokens holds 20 of the 132 multiprocessors all the while,",
-        "so that traced kernels are about 15% slower than alone; ours are alone, the whole pair is not. The weight gradients",
-        "are no test: what those of blockwise fp8 cost is taken from this trace and from kernels of H100 and H800.\n",
-        table(("kernels", "traced [ms]", "predicted [ms]", "error"), trace, text=(0,)),
-        "## Schedules on 8 MI300X\n",
-        "Llama 2 7B, pp 8, two chunks a stage but for 1F1B; sequences of 2,048 tokens are assumed, and the number of micro",
-        "batches is not published: about 32 give these speeds.\n",
-        table(("speed over 1F1B", *MI300X), schedules, text=(0,)),
-        "## Bubbles and memory\n",
-        "Event simulation with equal forward, input-gradient and weight-gradient passes: bubble over work (in brackets for the",
-        "longest span of a stage, where stages do not wait for each other between steps), and the micro batches whose",
-        "activations a stage of 8 holds. zb-v and dualpipev run the passes in the order of torch.distributed.pipelining",
-        "(a test compares them); v-half and v-min repeat the building blocks of arXiv 2405.15362.\n",
-        table(("schedule", "pp 4, 16 micro batches", "pp 8, 32", "pp 16, 32", "in flight, pp 8"), bubbles, text=(0,)),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Switches and schedules\n",
+            "Written by `make switches`. Published effects of one switch beside what is predicted; nothing was fitted to them.",
+            "Most are published without the whole job: what is assumed of it is in `benchmarks/switches.py`. Publications:",
+            "NVIDIA's pages on Megatron-Bridge (H100, 16 GPUs; Llama 3 70B on 32, as its fine-tuning recipe); "
+            "AMD's on Primus.\n",
+            table(("switch", "published", "predicted"), switches, text=(0, 1, 2)),
+            "Too small: what CUDA graphs of attention, router and dispatch preparation save (the host takes 40 "
+            "us a launch, which",
+            "is assumed, and handles each local expert's weights one by one), and recomputation of single modules. The host's",
+            "bandwidths behind the last two rows are assumed, 50 GB/s of link and 40 GB/s of memory for each "
+            "GPU; the bytes that",
+            "they save are exact.\n",
+            "## A traced step of DeepSeek-V3\n",
+            "The forward pass of four layers beside the backward pass of four others, in milliseconds "
+            "(DeepSeek's published trace,",
+            "H800, 64 ranks of experts, 4,096 tokens). The exchange of tokens holds 20 of the 132 "
+            "multiprocessors all the while,",
+            "so that traced kernels are about 15% slower than alone; ours are alone, the whole pair is not. The "
+            "weight gradients",
+            "are no test: what those of blockwise fp8 cost is taken from this trace and from kernels of H100 and H800.\n",
+            table(("kernels", "traced [ms]", "predicted [ms]", "error"), trace, text=(0,)),
+            "## Schedules on 8 MI300X\n",
+            "Llama 2 7B, pp 8, two chunks a stage but for 1F1B; sequences of 2,048 tokens are assumed, and the number of micro",
+            "batches is not published: about 32 give these speeds.\n",
+            table(("speed over 1F1B", *MI300X), schedules, text=(0,)),
+            "## Bubbles and memory\n",
+            "Event simulation with equal forward, input-gradient and weight-gradient passes: bubble over work "
+            "(in brackets for the",
+            "longest span of a stage, where stages do not wait for each other between steps), and the micro batches whose",
+            "activations a stage of 8 holds. zb-v and dualpipev run the passes in the order of torch.distributed.pipelining",
+            "(a test compares them); v-half and v-min repeat the building blocks of arXiv 2405.15362.\n",
+            table(("schedule", "pp 4, 16 micro batches", "pp 8, 32", "pp 16, 32", "in flight, pp 8"), bubbles, text=(0,)),
+        ]
+    )
 
 
 def main() -> int:

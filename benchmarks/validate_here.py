@@ -171,9 +171,13 @@ def show(console: Console, found: Comparison) -> None:
         table.add_column(name, justify="left" if name == "layout" else "right", no_wrap=True)
     for i, name in enumerate(found.names):
         table.add_row(
-            name, f"{found.measured[i]:.3f} s", f"{found.spread[i]:.1%}", f"{found.predicted[i]:.3f} s",
-            f"{found.low[i]:.3f}-{found.high[i]:.3f} s", f"{found.error[i]:+.1%}",
-        )  # fmt: skip
+            name,
+            f"{found.measured[i]:.3f} s",
+            f"{found.spread[i]:.1%}",
+            f"{found.predicted[i]:.3f} s",
+            f"{found.low[i]:.3f}-{found.high[i]:.3f} s",
+            f"{found.error[i]:+.1%}",
+        )
     console.print(table)
     off = np.abs(found.error)
     console.print(

@@ -46,29 +46,42 @@ def _kernels(base: KernelCosts, device: Device, derivation: Derivation) -> Kerne
     # what a laboratory's machine is slower than others is no property of its device
     derating, quantised = min(base.deratings.linear, OTHER_LABORATORY.factor), base.deratings.quantised
     parts = base.linears.parts
-    most = [factor * _room(parts.get(name, parts["bf16"]).physics)
-            for name, factor in (("bf16", derating), ("fp8", quantised.factor))]  # fmt: skip
+    most = [
+        factor * _room(parts.get(name, parts["bf16"]).physics)
+        for name, factor in (("bf16", derating), ("fp8", quantised.factor))
+    ]
     sustained, throttled = _at_power(device, derivation.power_slowdown, *most)
     linears = base.linears.on(sustained, throttled)
     deratings = Deratings(
-        linear=derating * scale.get("bf16", 1.0), attention=_attention_derating(base) * scale.get("bf16", 1.0),
-        quantised=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)), measured_on=base.deratings.linear,
-    )  # fmt: skip
+        linear=derating * scale.get("bf16", 1.0),
+        attention=_attention_derating(base) * scale.get("bf16", 1.0),
+        quantised=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
+        measured_on=base.deratings.linear,
+    )
     generation = base.device.flash_version if derivation.similarity == "architecture" else 0
     return KernelCosts(
-        device, linears, replace(base.grouped, linear=linears), base.attention.on(sustained, throttled.get("bf16", 1.0)),
-        base.memory.on(device), deratings, AttentionKernel(generation),
-    )  # fmt: skip
+        device,
+        linears,
+        replace(base.grouped, linear=linears),
+        base.attention.on(sustained, throttled.get("bf16", 1.0)),
+        base.memory.on(device),
+        deratings,
+        AttentionKernel(generation),
+    )
 
 
 def _network(links: NetworkCosts, base: CostModel, device: Device, alike: bool) -> NetworkCosts:
     """Return the links of ``device``, from those of a measured one; alike: its chip is of the architecture of ``base``."""
     wider = device.link_bandwidth / links.device.link_bandwidth
     return replace(
-        links, device=device, collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device),
-        bandwidth=device.network_bandwidth, contention=contention_on(device, base.device, base.network.contention, alike),
+        links,
+        device=device,
+        collectives=links.measured_collectives.on(device),
+        exchanges=links.exchanges.on(device),
+        bandwidth=device.network_bandwidth,
+        contention=contention_on(device, base.device, base.network.contention, alike),
         shared_links={key: rate * wider for key, rate in links.shared_links.items()},
-    )  # fmt: skip
+    )
 
 
 def _attention_derating(base: KernelCosts) -> float:
@@ -91,7 +104,7 @@ def _room(physics: GemmPhysics) -> float:
 
 def _at_power(
     device: Device, slowdown: Mapping[str, float], derating: float, quantised: float
-) -> tuple[Device, dict[str, float]]:  # fmt: skip
+) -> tuple[Device, dict[str, float]]:
     """Return the device with the peaks that its power sustains, and by arithmetic the share of what long kernels lose to the
     power limit that they lose here too, which is less the farther power is from it.
 

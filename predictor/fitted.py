@@ -34,9 +34,14 @@ from profiler.files import replacing, source_digest
 from profiler.profile.profile import Profile, Table, gemm_flops
 
 _MODELS: dict[str, Any] = {
-    "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "memory": MemoryBoundModel,
-    "collectives": CollectiveModel, "exchanges": ExpertExchangeModel, "laboratories": Laboratories,
-}  # fmt: skip
+    "linears": LinearModel,
+    "grouped": GroupedLinearModel,
+    "attention": FlashAttnModel,
+    "memory": MemoryBoundModel,
+    "collectives": CollectiveModel,
+    "exchanges": ExpertExchangeModel,
+    "laboratories": Laboratories,
+}
 
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -109,16 +114,22 @@ def cost_model(
     full_clocks = compared_at_full_clocks(profile, laboratories)
     linears = replace(fits["linears"], full_clocks=full_clocks)
     kernels = KernelCosts(
-        device=profile.device, linears=linears, grouped=replace(fits["grouped"], linear=linears),
-        attention=replace(fits["attention"], full_clocks=bool(full_clocks)), memory=fits["memory"],
+        device=profile.device,
+        linears=linears,
+        grouped=replace(fits["grouped"], linear=linears),
+        attention=replace(fits["attention"], full_clocks=bool(full_clocks)),
+        memory=fits["memory"],
         deratings=deratings_of(profile, laboratories),
-    )  # fmt: skip
+    )
     network = NetworkCosts(
-        device=profile.device, collectives=fits["collectives"], exchanges=fits["exchanges"],
+        device=profile.device,
+        collectives=fits["collectives"],
+        exchanges=fits["exchanges"],
         bandwidth=network_bandwidth or profile.device.network_bandwidth,
-        contention=contention(profile.device, profile.table("overlap")), rank_skew=rank_skew_seconds(profile),
+        contention=contention(profile.device, profile.table("overlap")),
+        rank_skew=rank_skew_seconds(profile),
         shared_links=_shared_links(profile.laws.get("intra_node") or {}),
-    )  # fmt: skip
+    )
     return CostModel(profile.device, kernels, network, HostCosts(plain_layer_launch=_plain_layer_launch(profile.table("host"))))
 
 

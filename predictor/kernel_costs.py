@@ -48,9 +48,17 @@ class KernelCosts:
     corrections: Corrections = Corrections()
 
     def linear(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
+        self,
+        m: Any,
+        n: Any,
+        k: Any,
+        batch: Any = 1,
+        *,
+        layout: Any = 0,
+        accumulate: Any = False,
+        dtype: str = "bf16",
         parts: Any = 1,
-    ) -> Estimate:  # fmt: skip
+    ) -> Estimate:
         """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear.
 
         parts: kernels over which m is spread, which together take no less time than one.
@@ -67,9 +75,17 @@ class KernelCosts:
         return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = 0, accumulate: Any = False,
-        dtype: str = "bf16", launched: bool = True,
-    ) -> Estimate:  # fmt: skip
+        self,
+        groups: Any,
+        tokens_per_group: Any,
+        n: Any,
+        k: Any,
+        *,
+        passes: Any = 0,
+        accumulate: Any = False,
+        dtype: str = "bf16",
+        launched: bool = True,
+    ) -> Estimate:
         """GEMMs of ``groups`` experts; arguments as in predictor.kernels.grouped_linear.
 
         launched: the host launches one for each group, for which it needs a time that the device's clocks do not change;

@@ -21,10 +21,18 @@ STEP = "step"
 FACTORS = (STEP, "gemm", "attention", "memory_bound", "links", "network", "host")
 #: Kind of a line of an explanation -> its factor; other kinds have that of the step alone.
 FACTOR_OF = {
-    "linear": "gemm", "grouped_linear": "gemm", "flash_attn": "attention", "chunk_scan": "attention",
-    "state_space": "attention", "memory_bound": "memory_bound", "links": "links", "network": "network", "host": "host",
-    "host_link": "host", "host_memory": "host",
-}  # fmt: skip
+    "linear": "gemm",
+    "grouped_linear": "gemm",
+    "flash_attn": "attention",
+    "chunk_scan": "attention",
+    "state_space": "attention",
+    "memory_bound": "memory_bound",
+    "links": "links",
+    "network": "network",
+    "host": "host",
+    "host_link": "host",
+    "host_memory": "host",
+}
 _MOST_BYTES = 1 << 20
 _MOST = 5.0  #: a factor beyond this, or its inverse, was not learned from a healthy machine
 _CONDITIONS = ("device", "framework", "precision", "network_gbit_per_gpu")
@@ -79,18 +87,23 @@ class Learned:
     def text(self) -> str:
         """Return the factors that were learned, in words."""
         stds = np.sqrt(np.diag(np.array(self.covariance)))
-        named = [f"{name.replace('_', '-')} x {math.exp(value):.2f} +- {std:.0%}"
-                 for name, value, std in zip(FACTORS, self.log_factors, stds, strict=True)]  # fmt: skip
+        named = [
+            f"{name.replace('_', '-')} x {math.exp(value):.2f} +- {std:.0%}"
+            for name, value, std in zip(FACTORS, self.log_factors, stds, strict=True)
+        ]
         return f"learned from {self.runs} runs ({self.name}): {', '.join(named)}"
 
 
 def write_learned(path: Path, learned: Learned, held_out: Mapping[str, Any]) -> None:
     """Write what was learned as JSON; held_out: its errors on runs that were left out, before and after."""
     plain = dict(learned.conditions) | {
-        "runs": learned.runs, "log_factors": dict(zip(FACTORS, learned.log_factors, strict=True)),
-        "covariance": [list(row) for row in learned.covariance], "noise": learned.noise, "system_std": learned.system_std,
+        "runs": learned.runs,
+        "log_factors": dict(zip(FACTORS, learned.log_factors, strict=True)),
+        "covariance": [list(row) for row in learned.covariance],
+        "noise": learned.noise,
+        "system_std": learned.system_std,
         "held_out": dict(held_out),
-    }  # fmt: skip
+    }
     write_text(path, json.dumps(plain, indent=1, allow_nan=False) + "\n")
 
 
@@ -112,10 +125,14 @@ def read_learned(path: Path) -> Learned:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{path}: not what foretrain learn writes: {printable(str(error))}") from None
     return Learned(
-        tuple(float(value) for value in factors.values()), tuple(tuple(row) for row in covariance.tolist()),
-        float(plain["noise"]), float(plain["system_std"]), runs,
-        tuple((key, plain[key]) for key in _CONDITIONS), path.name,
-    )  # fmt: skip
+        tuple(float(value) for value in factors.values()),
+        tuple(tuple(row) for row in covariance.tolist()),
+        float(plain["noise"]),
+        float(plain["system_std"]),
+        runs,
+        tuple((key, plain[key]) for key in _CONDITIONS),
+        path.name,
+    )
 
 
 def conditions_of(device: str, framework: str, precision: str, network_bandwidth: float) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def _commands(self) -> dict[str, argparse.ArgumentParser]:
         return {
             name: parser
-            for action in self._actions if isinstance(action, argparse._SubParsersAction)
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
             for name, parser in action.choices.items()
-        }  # fmt: skip
+        }

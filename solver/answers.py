@@ -151,11 +151,19 @@ class Answer:
 
 
 def best_layout(
-    model: str | Path | RunConfig, world_size: int, *, profile: str | Profile | None = None, as_device: str | None = None,
+    model: str | Path | RunConfig,
+    world_size: int,
+    *,
+    profile: str | Profile | None = None,
+    as_device: str | None = None,
     cluster: str | Path | Mapping[str, Any] | None = None,
-    global_batch_tokens: int | None = None, global_batch_sequences: int | None = None, top: int = 10,
-    fixed: Mapping[str, Any] | None = None, jobs: int = 1, **options: Any,
-) -> Answer:  # fmt: skip
+    global_batch_tokens: int | None = None,
+    global_batch_sequences: int | None = None,
+    top: int = 10,
+    fixed: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+    **options: Any,
+) -> Answer:
     """Return the best layouts of a model on ``world_size`` GPUs.
 
     model: a file as of --config, or a name as of --model_size. fixed: axes that do not vary. options: as of

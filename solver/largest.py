@@ -70,9 +70,13 @@ def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
 
     def tried(sizes: Iterable[tuple[int, int]]) -> Iterator[Tried]:
         return _tried(
-            ((size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
-             for size, number in sizes if size <= most), refused
-        )  # fmt: skip
+            (
+                (size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
+                for size, number in sizes
+                if size <= most
+            ),
+            refused,
+        )
 
     def larger() -> Iterator[Tried]:
         found = list(tried((size, each // size) for size in range(1, each + 1) if each % size == 0))

@@ -91,9 +91,14 @@ def learn(
     covariance = np.linalg.inv(information)
     system = float(np.median([p.explanation.system_std for p in used if p.explanation]))
     learned = Learned(
-        tuple(theta.tolist()), tuple(tuple(row) for row in covariance.tolist()), noise, system, len(used),
-        tuple(conditions.items()), name,
-    )  # fmt: skip
+        tuple(theta.tolist()),
+        tuple(tuple(row) for row in covariance.tolist()),
+        noise,
+        system,
+        len(used),
+        tuple(conditions.items()),
+        name,
+    )
     residual, jacobian = _linearised(runs, cost_models, theta, _WIDTHS[-1] * prior)
     held_out = _held_out(used, residual, jacobian, weights, certain, noise)
     return Lesson(learned, held_out, tuple(p for p in before if p.skipped))
@@ -218,9 +223,13 @@ def _noise(residual: np.ndarray, jacobian: np.ndarray, information: np.ndarray, 
 
 
 def _held_out(
-    used: Sequence[Prediction], residual: np.ndarray, jacobian: np.ndarray, weights: np.ndarray, certain: np.ndarray,
+    used: Sequence[Prediction],
+    residual: np.ndarray,
+    jacobian: np.ndarray,
+    weights: np.ndarray,
+    certain: np.ndarray,
     noise: float,
-) -> HeldOut:  # fmt: skip
+) -> HeldOut:
     """Return the errors of runs left out in turn, in one Gauss-Newton step from the factors of all. certain: what the prior
     knows of each factor, the inverse of a variance."""
     after, spread = np.zeros(len(used)), np.zeros(len(used))
@@ -234,10 +243,14 @@ def _held_out(
     before = np.log([why.seconds / p.case.measured["step_s"] for why, p in zip(whys, used, strict=True)])
     uncertainties = np.array([why.relative_std for why in whys])
     return HeldOut(
-        len(used), float(np.median(abs(np.expm1(before)))), float(np.median(abs(np.expm1(after)))),
-        float((abs(before) <= Z90 * uncertainties).mean()), float((abs(after) <= Z90 * spread).mean()),
-        float(np.expm1(Z90 * np.median(uncertainties))), float(np.expm1(Z90 * np.median(spread))),
-    )  # fmt: skip
+        len(used),
+        float(np.median(abs(np.expm1(before)))),
+        float(np.median(abs(np.expm1(after)))),
+        float((abs(before) <= Z90 * uncertainties).mean()),
+        float((abs(after) <= Z90 * spread).mean()),
+        float(np.expm1(Z90 * np.median(uncertainties))),
+        float(np.expm1(Z90 * np.median(spread))),
+    )
 
 
 def _groups(used: Sequence[Prediction]) -> list[np.ndarray]:

@@ -57,9 +57,19 @@ class Options:
 Row = dict[str, Any]
 #: Columns of a problem whose search found a layout; where none is, ``reason`` says why.
 _FOUND = (
-    "tgs", "step_s", "interval_low_s", "interval_high_s", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict",
-    "kernels", "layouts_priced", "layout", *AXES,
-)  # fmt: skip
+    "tgs",
+    "step_s",
+    "interval_low_s",
+    "interval_high_s",
+    "mfu",
+    "peak_memory_bytes",
+    "memory_bound_bytes",
+    "verdict",
+    "kernels",
+    "layouts_priced",
+    "layout",
+    *AXES,
+)
 COLUMNS = (*(field.name for field in fields(Point)), *_FOUND, "reason")
 
 
@@ -85,12 +95,19 @@ def price(point: Point, options: Options) -> Row:
     low, high = why.interval
     layout = layout_dict(best, 0)
     return row | {
-        "tgs": float(best.tgs[0]), "step_s": why.seconds, "interval_low_s": low, "interval_high_s": high,
-        "mfu": float(best.mfu[0]), "peak_memory_bytes": float(best.memory.device[0]),
-        "memory_bound_bytes": float(best.memory.bound[0]), "verdict": best.verdict(0), "kernels": problem.cost.origin,
-        "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
+        "tgs": float(best.tgs[0]),
+        "step_s": why.seconds,
+        "interval_low_s": low,
+        "interval_high_s": high,
+        "mfu": float(best.mfu[0]),
+        "peak_memory_bytes": float(best.memory.device[0]),
+        "memory_bound_bytes": float(best.memory.bound[0]),
+        "verdict": best.verdict(0),
+        "kernels": problem.cost.origin,
+        "layouts_priced": result.layouts_estimated,
+        "layout": describe(best, 0),
         **{name: value for name, value in layout.items() if name in _FOUND},
-    }  # fmt: skip
+    }
 
 
 def _sequences(point: Point, inputs: Inputs) -> int:
@@ -110,17 +127,30 @@ def _arguments(point: Point, options: Options) -> argparse.Namespace:
     """Return the options of a search as the command line has them."""
     is_file = Path(point.model).suffix in CONFIG_ENDINGS
     return argparse.Namespace(
-        config=Path(point.model) if is_file else None, model_size=None if is_file else point.model,
-        **machine_options(point.machine), pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len,
-        world_size=point.world_size, env=None, vocab_size=None,
-        set=options.set, memory_limit_gib=options.memory_limit_gib, approximate=options.approximate,
-    )  # fmt: skip
+        config=Path(point.model) if is_file else None,
+        model_size=None if is_file else point.model,
+        **machine_options(point.machine),
+        pre_profiling_data_path=None,
+        framework=point.framework,
+        seq_len=point.seq_len,
+        world_size=point.world_size,
+        env=None,
+        vocab_size=None,
+        set=options.set,
+        memory_limit_gib=options.memory_limit_gib,
+        approximate=options.approximate,
+    )
 
 
 def sweep(
-    asked: Sequence[Point], options: Options, journal: Path, *, jobs: int = 1, scheduler: str | None = None,
+    asked: Sequence[Point],
+    options: Options,
+    journal: Path,
+    *,
+    jobs: int = 1,
+    scheduler: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Return the rows of all problems, in their order whatever was finished first.
 
     Each row is appended to ``journal`` as soon as it is known, and what the journal holds is not priced again. jobs: processes.

@@ -28,9 +28,14 @@ def forked_ranks(ranks: int, work: Callable[..., None], *arguments: Any) -> list
     jobs: list[BaseProcess] = []
     for rank in range(ranks):
         environment = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
-        }  # fmt: skip
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": 1,
+        }
         jobs.append(get_context("fork").Process(target=_as_rank, args=(environment, work, *arguments)))
         jobs[-1].start()
     return jobs

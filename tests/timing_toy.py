@@ -30,9 +30,23 @@ def cpu_device(name: str | None = None) -> Device:
 
 
 def cpu_profile(device: Device) -> Profile:
-    columns = {"batch": [1, 1], "seq_q": [48, 96], "seq_kv": [48, 96], "heads": 2, "kv_heads": 2, "head_dim": 16,
-               "v_head_dim": 16, "causal": 1, "pass": "forward", "kernel": "torch_flash", "dtype": "fp32",
-               "seconds": [1e-4, 2e-4], "spread": 0.1, "repeats": 5, "source": "measured, torch 0.0"}  # fmt: skip
+    columns = {
+        "batch": [1, 1],
+        "seq_q": [48, 96],
+        "seq_kv": [48, 96],
+        "heads": 2,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "v_head_dim": 16,
+        "causal": 1,
+        "pass": "forward",
+        "kernel": "torch_flash",
+        "dtype": "fp32",
+        "seconds": [1e-4, 2e-4],
+        "spread": 0.1,
+        "repeats": 5,
+        "source": "measured, torch 0.0",
+    }
     table = Table.from_columns("flash_attn", columns)
     return Profile("this machine", device, {"flash_attn": table}, {"sustained_scale": 1.0}, "made for a test")
 

@@ -36,23 +36,42 @@ CONTENTION = 0.1
 #: element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10; norm 36 of 4, 88 of 6; cross entropy 38 and
 #: 16 of 4; softmax 24 of 4, 28 of 6; the second of each pair is backward).
 EAGER = {
-    "rope_eager": 20 / 4, "rope_eager_grad": 24 / 4, "gated_act_eager": 10 / 6, "gated_act_eager_grad": 18 / 10,
-    "norm_eager": 36 / 4, "norm_eager_grad": 88 / 6, "cross_entropy_eager": 38 / 4, "cross_entropy_eager_grad": 16 / 4,
-    "softmax_eager": 24 / 4, "softmax_eager_grad": 28 / 6,
-}  # fmt: skip
+    "rope_eager": 20 / 4,
+    "rope_eager_grad": 24 / 4,
+    "gated_act_eager": 10 / 6,
+    "gated_act_eager_grad": 18 / 10,
+    "norm_eager": 36 / 4,
+    "norm_eager_grad": 88 / 6,
+    "cross_entropy_eager": 38 / 4,
+    "cross_entropy_eager_grad": 16 / 4,
+    "softmax_eager": 24 / 4,
+    "softmax_eager_grad": 28 / 6,
+}
 
 DEVICE = Device(
-    name="toy", peak_flops={"bf16": 1e15, "fp8": 2e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=240,
-    gpus_per_node=8, link_bandwidth=1 / LINK, network_bandwidth=1 / NETWORK,
-)  # fmt: skip
+    name="toy",
+    peak_flops={"bf16": 1e15, "fp8": 2e15},
+    memory_bytes=80 * 2.0**30,
+    memory_bandwidth=1e12,
+    num_sms=240,
+    gpus_per_node=8,
+    link_bandwidth=1 / LINK,
+    network_bandwidth=1 / NETWORK,
+)
 
 BEFORE_HOPPER = replace(DEVICE, peak_flops={"bf16": 1e15})
 
 #: Grouped-query attention and a gate: 64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 = 36,864 weights in the linears.
 TINY = ModelSpec(
-    name="tiny", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=16, vocab_size=256,
-)  # fmt: skip
+    name="tiny",
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=256,
+)
 
 
 def _estimate(seconds: Any) -> Estimate:
@@ -66,8 +85,18 @@ class _Linear:
 
 
 class _Attention:
-    def predict(self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
-                causal: Any, backward: Any) -> Estimate:  # fmt: skip
+    def predict(
+        self,
+        batch: Any,
+        seq_q: Any,
+        seq_kv: Any,
+        heads: Any,
+        kv_heads: Any,
+        head_dim: Any,
+        v_head_dim: Any,
+        causal: Any,
+        backward: Any,
+    ) -> Estimate:
         area = seq_q * (seq_kv - np.where(causal, (seq_q - 1) / 2, 0.0))
         return _estimate(batch * heads * area * (head_dim + v_head_dim) * np.where(backward, 5, 2) * FLOP)
 
@@ -112,8 +141,9 @@ def layer_keys(
     mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1, ep: Any = 1, etp: Any = 1, split: Any = 0
 ) -> LayerKeys:
     """Return the layer keys of one mode; arguments broadcast."""
-    columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp,
-                                                                         ep, etp, micro_batch_size, split)))  # fmt: skip
+    columns = np.broadcast_arrays(
+        *(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp, ep, etp, micro_batch_size, split))
+    )
     return LayerKeys(*(column.astype(np.int64) for column in columns))
 
 
@@ -133,10 +163,14 @@ def changed(layouts: Layouts, **columns: Any) -> Layouts:
     """Return the layouts with other values in some columns (of the splits, or zero, recompute, recompute_layers)."""
     splits = layouts.splits.take(layouts.row)
     n = len(layouts)
-    fields = {name: np.broadcast_to(np.asarray(columns.get(name, getattr(splits, name)), dtype=np.int64), n)
-              for name in Splits.__dataclass_fields__}  # fmt: skip
-    small = (np.broadcast_to(np.asarray(columns.get(name, getattr(layouts, name)), dtype=np.int64), n)
-             for name in ("zero", "recompute", "recompute_layers"))  # fmt: skip
+    fields = {
+        name: np.broadcast_to(np.asarray(columns.get(name, getattr(splits, name)), dtype=np.int64), n)
+        for name in Splits.__dataclass_fields__
+    }
+    small = (
+        np.broadcast_to(np.asarray(columns.get(name, getattr(layouts, name)), dtype=np.int64), n)
+        for name in ("zero", "recompute", "recompute_layers")
+    )
     return Layouts(Splits(**fields), np.arange(n), *small)
 
 

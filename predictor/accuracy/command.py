@@ -205,8 +205,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--profile", nargs="+", default=[], metavar="NAME|PATH", action="extend", help=choices)
     p.add_argument("--pics", type=Path, default=PROF_DATA / "pics", metavar="DIR", help="folder of the pictures")
     p.add_argument("--no-pictures", action="store_true", help="print the scores only")
-    p.add_argument("--network-logs", type=Path, metavar="DIR",
-                   help="folder of <device>_nccl.parquet files: test the fits between nodes too")  # fmt: skip
+    p.add_argument(
+        "--network-logs",
+        type=Path,
+        metavar="DIR",
+        help="folder of <device>_nccl.parquet files: test the fits between nodes too",
+    )
     p.add_argument("--leave-device-out", action="store_true", help="predict each measured chip from the others instead")
     p.add_argument("--json", type=Path, metavar="OUT", help="write every score")
     return p

@@ -60,8 +60,9 @@ def _before_and_after(op: str, regime: str, measured: np.ndarray, estimate: Esti
     own = rng.permutation(len(measured))[:OWN_POINTS]
     rest = np.setdiff1d(np.arange(len(measured)), own)
     scale = np.exp(np.median(np.log(measured[own] / estimate.seconds[own])))
-    after = score(op, regime, f"{OWN_POINTS} points of its own", measured[rest], scale * estimate.seconds[rest],
-                  std[rest], naive[rest])  # fmt: skip
+    after = score(
+        op, regime, f"{OWN_POINTS} points of its own", measured[rest], scale * estimate.seconds[rest], std[rest], naive[rest]
+    )
     return before, after
 
 

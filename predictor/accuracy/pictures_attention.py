@@ -37,9 +37,7 @@ _LEAST_LENGTHS = 4  # fewer lengths of a head layout are too few for a curve
 _BLOCK = 128  # kernels work in blocks of this many queries: lengths between cost as much as the next multiple
 
 
-def draw_attention(
-    fit: FlashAttnModel, rows: Table, table: Table, device: str, scores: Sequence[Score], path: Path
-) -> Path:  # fmt: skip
+def draw_attention(fit: FlashAttnModel, rows: Table, table: Table, device: str, scores: Sequence[Score], path: Path) -> Path:
     """Write the picture; returns ``path``. rows: the forward rows of the main kernel; table: all rows of attention."""
     serving = mostly_serving(rows)
     kernel = str(rows["kernel"][0]).replace("_", " ") or "kernel not named"

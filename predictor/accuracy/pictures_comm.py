@@ -25,9 +25,13 @@ _TICKS = {2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256
 _OTHER_NETWORK = 2.0  # measured over fitted time; beyond this it is another network, not an error of the fit
 _FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
 _TITLES = {
-    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-    "all2all": "all-to-all", "broadcast": "broadcast", "p2p": "point to point",
-}  # fmt: skip
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all2all": "all-to-all",
+    "broadcast": "broadcast",
+    "p2p": "point to point",
+}
 
 #: (bytes, seconds) -> what an axis shows
 Conversion = Callable[[np.ndarray, np.ndarray], np.ndarray]

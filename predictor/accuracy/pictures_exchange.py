@@ -74,7 +74,7 @@ def _spread(series: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 def _curve(
     axes: Axes, fit: ExpertExchangeModel, op: str, rows: Table, shape: tuple[int, ...], bandwidth: float, i: int
-) -> None:  # fmt: skip
+) -> None:
     row, top_k, experts, intra, inter = shape
     mask = np.all([rows[name] == value for name, value in zip(SHAPE[1:], shape, strict=True)], axis=0)
     points = rows.where(mask)

@@ -35,6 +35,13 @@ def score(
     error = predicted / measured - 1
     inside = np.abs(np.log(predicted / measured)) <= Z90 * std
     return Score(
-        op, regime, split, len(measured), float(np.abs(error).mean()), float(np.quantile(np.abs(error), 0.9)),
-        float(error.mean()), float(inside.mean()), float(np.abs(naive / measured - 1).mean()),
-    )  # fmt: skip
+        op,
+        regime,
+        split,
+        len(measured),
+        float(np.abs(error).mean()),
+        float(np.quantile(np.abs(error), 0.9)),
+        float(error.mean()),
+        float(inside.mean()),
+        float(np.abs(naive / measured - 1).mean()),
+    )

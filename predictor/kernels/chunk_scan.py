@@ -49,6 +49,7 @@ def chunk_scan(device: Device, batch: Any, seq: Any, heads: Any, key_dim: Any, v
     seconds = launch + 1.0 * np.asarray(batch) * seq * heads * each + np.ceil(np.asarray(seq) / CHUNK) * step * share
     known = device.flash_version >= MEASURED_GENERATION
     return Estimate(
-        seconds, np.full(seconds.shape, MEASURED_STD if known else OTHER_STD),
+        seconds,
+        np.full(seconds.shape, MEASURED_STD if known else OTHER_STD),
         np.full(seconds.shape, np.int8(Basis.EXTRAPOLATED if known else Basis.ROOFLINE)),
-    )  # fmt: skip
+    )

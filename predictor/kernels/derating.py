@@ -70,9 +70,11 @@ class Laboratories:
 def deratings_of(profile: Profile, laboratories: Laboratories) -> Deratings:
     """Return the deratings of a measured device."""
     return Deratings(
-        derating_of(profile, laboratories), attention_derating_of(profile, laboratories),
-        quantised_derating_of(profile, laboratories), power_slowdown_of(profile),
-    )  # fmt: skip
+        derating_of(profile, laboratories),
+        attention_derating_of(profile, laboratories),
+        quantised_derating_of(profile, laboratories),
+        power_slowdown_of(profile),
+    )
 
 
 def power_slowdown_of(profile: Profile) -> float:

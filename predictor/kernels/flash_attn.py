@@ -80,9 +80,18 @@ class FlashAttnModel:
         return cls(physics, machine, residual, _fit_backward(table, rows, fit), known, device.exponentials)
 
     def predict(
-        self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
-        causal: Any = True, backward: Any = False, serving: bool = False,
-    ) -> Estimate:  # fmt: skip
+        self,
+        batch: Any,
+        seq_q: Any,
+        seq_kv: Any,
+        heads: Any,
+        kv_heads: Any,
+        head_dim: Any,
+        v_head_dim: Any,
+        causal: Any = True,
+        backward: Any = False,
+        serving: bool = False,
+    ) -> Estimate:
         """Seconds of one attention call; array arguments broadcast, causal and backward are bool.
 
         A causal call scores seq_q * (seq_kv - (seq_q - 1) / 2) pairs: the queries are the last seq_q positions. backward: the
@@ -256,9 +265,12 @@ def _coordinates(shape: AttnShape) -> np.ndarray:
     covers them well.
     """
     columns = (
-        np.log2(shape.seq_q), 0.5 * np.log2(shape.keys_per_query / shape.seq_q), np.log2(shape.batch * shape.heads),
-        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)), np.log2(shape.head_dim + shape.v_head_dim),
-    )  # fmt: skip
+        np.log2(shape.seq_q),
+        0.5 * np.log2(shape.keys_per_query / shape.seq_q),
+        np.log2(shape.batch * shape.heads),
+        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)),
+        np.log2(shape.head_dim + shape.v_head_dim),
+    )
     return np.stack(columns, axis=1)
 
 
@@ -267,13 +279,25 @@ def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> n
     times = attn_times(physics, machine, shape)
     waves = shape.blocks / machine.sms
     columns = (
-        np.log2(shape.batch), np.log2(shape.seq_q), np.log2(shape.keys_per_query), np.log2(shape.heads),
-        np.log2(shape.kv_heads), np.log2(shape.heads / shape.kv_heads), shape.head_dim, shape.v_head_dim,
-        np.log2(shape.batch * shape.heads), np.log2(shape.batch * shape.kv_heads), np.log2(shape.batch * shape.seq_q),
-        np.log2(shape.flops), np.log(waves), waves / np.ceil(waves),
-        np.log((times.seconds + times.cache) / physics.launch), np.log(times.spread / times.longest),
-        np.log(times.spread / times.memory), np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
-    )  # fmt: skip
+        np.log2(shape.batch),
+        np.log2(shape.seq_q),
+        np.log2(shape.keys_per_query),
+        np.log2(shape.heads),
+        np.log2(shape.kv_heads),
+        np.log2(shape.heads / shape.kv_heads),
+        shape.head_dim,
+        shape.v_head_dim,
+        np.log2(shape.batch * shape.heads),
+        np.log2(shape.batch * shape.kv_heads),
+        np.log2(shape.batch * shape.seq_q),
+        np.log2(shape.flops),
+        np.log(waves),
+        waves / np.ceil(waves),
+        np.log((times.seconds + times.cache) / physics.launch),
+        np.log(times.spread / times.longest),
+        np.log(times.spread / times.memory),
+        np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
+    )
     return np.stack(columns, axis=1)
 
 

@@ -17,9 +17,11 @@ FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 2.05}
 #: H100 profile. Both passes of generation 2 together (its own bars there) leave as much for backward ones, 1.77 at 8k and 16k.
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 THIRD_OVER_SECOND = {
-    (64, False): (1.18, 1.28, 1.45, 1.48, 1.54, 1.53), (64, True): (1.09, 1.16, 1.42, 1.48, 1.56, 1.58),
-    (128, False): (1.51, 1.61, 1.73, 1.73, 1.75, 1.75), (128, True): (1.53, 1.63, 1.75, 1.82, 1.81, 1.84),
-}  # fmt: skip
+    (64, False): (1.18, 1.28, 1.45, 1.48, 1.54, 1.53),
+    (64, True): (1.09, 1.16, 1.42, 1.48, 1.56, 1.58),
+    (128, False): (1.51, 1.61, 1.73, 1.73, 1.75, 1.75),
+    (128, True): (1.53, 1.63, 1.75, 1.82, 1.81, 1.84),
+}
 _WIDE = 96  #: dims from which heads are taken as those of 128
 
 

@@ -127,9 +127,13 @@ def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.nd
 
 
 def fit_gemm_physics(
-    machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray, casts: np.ndarray,
-    launch: float | None = None, known: KnownConstants | None = None,
-) -> GemmPhysics:  # fmt: skip
+    machine: Machine,
+    shapes: Sequence[np.ndarray],
+    seconds: np.ndarray,
+    casts: np.ndarray,
+    launch: float | None = None,
+    known: KnownConstants | None = None,
+) -> GemmPhysics:
     """Fit by least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch.
 
     casts: whether a row also times the quantisation of its first operand, bool [rows]; ``launch`` of the GEMM alone is then

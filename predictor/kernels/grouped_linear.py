@@ -92,9 +92,16 @@ class GroupedLinearModel:
         return cls(linear, overhead, uncertainty, measured, families, share, launch)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = GemmLayout.TN, accumulate: Any = False,
+        self,
+        groups: Any,
+        tokens_per_group: Any,
+        n: Any,
+        k: Any,
+        *,
+        passes: Any = GemmLayout.TN,
+        accumulate: Any = False,
         dtype: str = "bf16",
-    ) -> Estimate:  # fmt: skip
+    ) -> Estimate:
         """Seconds of the device for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
 
         passes: 0 forward, 1 input gradient, 2 weight gradient (codes of GemmLayout); n and k are those of the forward in every

@@ -46,9 +46,15 @@ class LeafSets:
 
     @classmethod
     def of(
-        cls, feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, value: np.ndarray, depth: int,
+        cls,
+        feature: np.ndarray,
+        threshold: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        value: np.ndarray,
+        depth: int,
         baseline: float,
-    ) -> LeafSets:  # fmt: skip
+    ) -> LeafSets:
         """Build from trees as predictor.kernels.trees.Trees describes them: arrays [trees, nodes]."""
         inner, leaf = _reached(left, right, depth)
         number = np.cumsum(leaf, axis=1) - 1
@@ -90,8 +96,9 @@ class LeafSets:
             f"{prefix}features": np.array(sizes, dtype=np.int64).reshape(-1, 2),
             f"{prefix}thresholds": np.concatenate([np.zeros(0), *(part.thresholds for part in self.features)]),
             f"{prefix}sets": np.concatenate([self.leaves[None], *(part.sets for part in self.features)]),
-            f"{prefix}values": self.values, f"{prefix}baseline": np.array(self.baseline),
-        }  # fmt: skip
+            f"{prefix}values": self.values,
+            f"{prefix}baseline": np.array(self.baseline),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str = "") -> LeafSets:

@@ -38,9 +38,13 @@ CASTING_SOURCES = ("ai-dynamo/aiconfigurator",)
 #: (layout, fp32 accumulate) -> time relative to forward, and its uncertainty: medians of SimuMax's Transformer-Engine kernels
 #: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 0.98, beside ADDING_PRIOR).
 LAYOUT_PRIOR = {
-    (GemmLayout.TN, False): (1.0, 0.0), (GemmLayout.TN, True): (1.02, 0.05), (GemmLayout.NN, False): (1.005, 0.04),
-    (GemmLayout.NN, True): (1.02, 0.05), (GemmLayout.NT, False): (1.03, 0.05), (GemmLayout.NT, True): (0.98, 0.05),
-}  # fmt: skip
+    (GemmLayout.TN, False): (1.0, 0.0),
+    (GemmLayout.TN, True): (1.02, 0.05),
+    (GemmLayout.NN, False): (1.005, 0.04),
+    (GemmLayout.NN, True): (1.02, 0.05),
+    (GemmLayout.NT, False): (1.03, 0.05),
+    (GemmLayout.NT, True): (0.98, 0.05),
+}
 #: Share of the time that reading and writing the fp32 buffer takes which a weight gradient that is added to it shows beside its
 #: products: 0.62 and 0.79 in SimuMax's kernels on A100 PCIe and B200, 0.77 and 0.90 in own ones on H100 and H200.
 ADDING_PRIOR = 0.77
@@ -99,9 +103,17 @@ class LinearModel:
         return cls(parts)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = GemmLayout.TN, accumulate: Any = False,
-        dtype: str = "bf16", buffer: bool = True,
-    ) -> Estimate:  # fmt: skip
+        self,
+        m: Any,
+        n: Any,
+        k: Any,
+        batch: Any = 1,
+        *,
+        layout: Any = GemmLayout.TN,
+        accumulate: Any = False,
+        dtype: str = "bf16",
+        buffer: bool = True,
+    ) -> Estimate:
         """Seconds of ``batch`` GEMMs [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
 
         layout: codes of GemmLayout. accumulate: bool, the output is added to an fp32 buffer. buffer: which then takes no
@@ -264,9 +276,12 @@ def is_hopper(device: Device) -> bool:
 
 
 def _fit_part(
-    table: Table, machine: Machine, launch: float | None = None, gradients: tuple[float, float] | None = None,
+    table: Table,
+    machine: Machine,
+    launch: float | None = None,
+    gradients: tuple[float, float] | None = None,
     constants: KnownConstants | None = None,
-) -> _Part:  # fmt: skip
+) -> _Part:
     """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts.
 
     launch: of a GEMM of 16 bits, for rows that also time a cast. gradients: time of both gradients relative to

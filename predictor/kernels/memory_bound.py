@@ -29,11 +29,27 @@ GIVEN_UNCERTAINTY = 0.25
 #: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
 #: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).
 KIND_SHARE = {
-    "norm": 0.54, "norm_grad": 0.52, "norm_grad_torch": 0.25, "norm_grad_apex": 0.33, "row": 0.40, "gated_act": 0.55,
-    "act": 0.67, "act_grad": 0.75, "softmax": 0.78, "softmax_grad": 0.75, "rope": 0.48, "residual": 0.90, "embedding": 0.17,
-    "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35, "mixed": 0.69, "cast": 0.69, "strided": 0.90,
+    "norm": 0.54,
+    "norm_grad": 0.52,
+    "norm_grad_torch": 0.25,
+    "norm_grad_apex": 0.33,
+    "row": 0.40,
+    "gated_act": 0.55,
+    "act": 0.67,
+    "act_grad": 0.75,
+    "softmax": 0.78,
+    "softmax_grad": 0.75,
+    "rope": 0.48,
+    "residual": 0.90,
+    "embedding": 0.17,
+    "quantize": 0.85,
+    "hadamard_quantize": 0.38,
+    "cross_entropy": 0.35,
+    "mixed": 0.69,
+    "cast": 0.69,
+    "strided": 0.90,
     "permute": 0.65,
-}  # fmt: skip
+}
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
@@ -56,17 +72,23 @@ KIND_SHARE = {
 #: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 per score, fused 4 (the scale is in the GEMM); the
 #: gradients of each 28, fused 6.
 EAGER_BYTES = {
-    "rope_eager": {"residual": 10 / 4, "strided": 10 / 4}, "rope_eager_grad": {"residual": 14 / 4, "strided": 10 / 4},
-    "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 18 / 10},
-    "gated_act_split": {"strided": 8 / 6}, "gated_act_split_grad": {"residual": 6 / 10, "strided": 8 / 10},
-    "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
+    "rope_eager": {"residual": 10 / 4, "strided": 10 / 4},
+    "rope_eager_grad": {"residual": 14 / 4, "strided": 10 / 4},
+    "gated_act_eager": {"residual": 10 / 6},
+    "gated_act_eager_grad": {"residual": 18 / 10},
+    "gated_act_split": {"strided": 8 / 6},
+    "gated_act_split_grad": {"residual": 6 / 10, "strided": 8 / 10},
+    "norm_eager": {"residual": 20 / 4, "row": 16 / 4},
+    "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
     "expert_bias_eager": {"residual": 14 / 4, "mixed": 10 / 4, "row": 4 / 4},
     "expert_bias_eager_grad": {"residual": 10 / 2, "cast": 6 / 2, "row": 24 / 2},
     "expert_bias_half_eager": {"residual": 10 / 4, "strided": 4 / 4},
     "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 4 / 2, "strided": 8 / 2},
-    "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
-    "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
-}  # fmt: skip
+    "cross_entropy_eager": {"residual": 38 / 4},
+    "cross_entropy_eager_grad": {"residual": 16 / 4},
+    "softmax_eager": {"softmax": 24 / 4},
+    "softmax_eager_grad": {"softmax": 28 / 6},
+}
 #: torch's kernels for tensors that are not contiguous (views, what is broadcast) and those that cast as they load take one
 #: value after the other, without vectors (gpu_kernel_impl_nocast in aten/src/ATen/native/cuda/CUDALoops.cuh): more bandwidth
 #: does not help them. Values a second of each multiprocessor: the geometric mean of what GH200's rope_eager in the shipped
@@ -181,10 +203,15 @@ class MemoryBoundModel:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
         return {
-            "bandwidth": np.array(self.bandwidth), "num_sms": np.array(self.num_sms),
-            "kinds": np.array(self.kinds, dtype=np.str_), "launch": self.launch, "fraction": self.fraction,
-            "uncertainty": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
-        }  # fmt: skip
+            "bandwidth": np.array(self.bandwidth),
+            "num_sms": np.array(self.num_sms),
+            "kinds": np.array(self.kinds, dtype=np.str_),
+            "launch": self.launch,
+            "fraction": self.fraction,
+            "uncertainty": self.uncertainty,
+            "smallest": self.smallest,
+            "largest": self.largest,
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MemoryBoundModel:

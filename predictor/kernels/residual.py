@@ -74,10 +74,14 @@ class Residual:
     def to_arrays(self, prefix: str) -> dict[str, np.ndarray]:
         trees = self.trees.to_arrays(f"{prefix}trees/") if self.trees is not None else {}
         return {
-            **trees, f"{prefix}scalars": np.array([self.shift, self.radius]), f"{prefix}centres": self.centres,
-            f"{prefix}low": self.low, f"{prefix}high": self.high,
-            f"{prefix}size_edges": self.size_edges, f"{prefix}size_uncertainty": self.size_uncertainty,
-        }  # fmt: skip
+            **trees,
+            f"{prefix}scalars": np.array([self.shift, self.radius]),
+            f"{prefix}centres": self.centres,
+            f"{prefix}low": self.low,
+            f"{prefix}high": self.high,
+            f"{prefix}size_edges": self.size_edges,
+            f"{prefix}size_uncertainty": self.size_uncertainty,
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str) -> Residual:

@@ -124,9 +124,12 @@ class CollectiveModel:
         ratio = float(self.bandwidths[0] / device.link_bandwidth)
         curves = self.curves if ratio == 1.0 else Curves.fit([_slower(*points, ratio) for points in self.curves.points()])
         return replace(
-            self, curves=curves, bandwidths=np.array([device.link_bandwidth, device.network_bandwidth]),
-            groups_between_nodes=MeasuredGroups.none(), link_peers=float(device.link_peers),
-        )  # fmt: skip
+            self,
+            curves=curves,
+            bandwidths=np.array([device.link_bandwidth, device.network_bandwidth]),
+            groups_between_nodes=MeasuredGroups.none(),
+            link_peers=float(device.link_peers),
+        )
 
     def with_link_peers(self, peers: int) -> CollectiveModel:
         """The same links, split among ``peers`` other GPUs (0: behind a switch)."""

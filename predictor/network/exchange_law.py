@@ -166,9 +166,14 @@ def fit_law(rows: Table, link_bandwidth: float, network_bandwidth: float, prior:
         law = _fit_network(rows.where(~near), link_bandwidth, network_bandwidth, law)
     tokens, row, ranks = rows["tokens"], rows["row_bytes"], rows["intra"]
     return replace(
-        law, least_tokens=float(tokens.min()), most_tokens=float(tokens.max()), least_row=float(row.min()),
-        most_row=float(row.max()), least_ranks=float(ranks.min()), most_ranks=float(ranks.max()),
-    )  # fmt: skip
+        law,
+        least_tokens=float(tokens.min()),
+        most_tokens=float(tokens.max()),
+        least_row=float(row.min()),
+        most_row=float(row.max()),
+        least_ranks=float(ranks.min()),
+        most_ranks=float(ranks.max()),
+    )
 
 
 def _fit_kernel(rows: Table, prior: ExchangeLaw) -> ExchangeLaw:

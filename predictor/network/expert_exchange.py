@@ -72,9 +72,19 @@ class ExpertExchangeModel:
         return replace(self, link_bandwidth=self.link_bandwidth / max(slowdown, 1.0))
 
     def predict(
-        self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
-        dispatcher: str = "deepep", groups: Any = 0, chosen: Any = 0,
-    ) -> Estimate:  # fmt: skip
+        self,
+        op: str,
+        tokens: Any,
+        row_bytes: Any,
+        top_k: Any,
+        experts: Any,
+        intra: Any,
+        inter: Any,
+        network_bandwidth: Any,
+        dispatcher: str = "deepep",
+        groups: Any = 0,
+        chosen: Any = 0,
+    ) -> Estimate:
         """Estimate ``op``; array arguments broadcast.
 
         tokens: per rank. row_bytes: bytes of a token's row as sent. intra, inter: ranks of the expert group in a node (or other
@@ -132,9 +142,16 @@ def _among(asked: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def _check(
-    tokens: np.ndarray, row_bytes: np.ndarray, top_k: np.ndarray, experts: np.ndarray, intra: np.ndarray, inter: np.ndarray,
-    bandwidth: np.ndarray, groups: np.ndarray, chosen: np.ndarray,
-) -> None:  # fmt: skip
+    tokens: np.ndarray,
+    row_bytes: np.ndarray,
+    top_k: np.ndarray,
+    experts: np.ndarray,
+    intra: np.ndarray,
+    inter: np.ndarray,
+    bandwidth: np.ndarray,
+    groups: np.ndarray,
+    chosen: np.ndarray,
+) -> None:
     if not (np.isfinite(tokens * row_bytes) & (tokens >= 0) & (row_bytes >= 0)).all():
         raise InputError("tokens and the bytes of their rows must be finite, not negative")
     if not ((top_k >= 1) & (experts >= top_k) & np.isfinite(experts)).all():

@@ -19,9 +19,18 @@ from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.profile.profile import Profile
 
 _RING_TREE = (
-    "start", "simple_start", "tree_hop", "tree_hop_low_latency", "ring_step", "ring_step_low_latency",
-    "ring_sharpness", "link_efficiency", "tree_efficiency", "low_latency_efficiency", "two_node_share",
-)  # fmt: skip
+    "start",
+    "simple_start",
+    "tree_hop",
+    "tree_hop_low_latency",
+    "ring_step",
+    "ring_step_low_latency",
+    "ring_sharpness",
+    "link_efficiency",
+    "tree_efficiency",
+    "low_latency_efficiency",
+    "two_node_share",
+)
 _FAMILIES = (
     (("all_reduce", "all_gather", "reduce_scatter"), _RING_TREE),
     (("all2all",), ("peer_latency", "all2all_efficiency")),

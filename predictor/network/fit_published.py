@@ -59,17 +59,28 @@ class Network:
 
 INFINIBAND = "H100, 8 x 400 Gbit/s InfiniBand"
 NETWORKS = (
+    Network(INFINIBAND, "h100_sxm", "h100_sxm", r"nccl-tests#3|nccl-benchmark-results|h100_dgx/send_recv", 50e9, True),
     Network(
-        INFINIBAND, "h100_sxm", "h100_sxm", r"nccl-tests#3|nccl-benchmark-results|h100_dgx/send_recv", 50e9, True
+        "A100, 8 x 200 Gbit/s InfiniBand (Sophia)", "a100_sxm_40gb", "a100_sxm", r"results_sophia", 25e9, False, INFINIBAND
     ),
-    Network("A100, 8 x 200 Gbit/s InfiniBand (Sophia)", "a100_sxm_40gb", "a100_sxm", r"results_sophia", 25e9, False,
-            INFINIBAND),
-    Network("A100, 2 x 200 Gbit/s Slingshot for 4 GPUs (Polaris, environment 5, NCCL 2.21)", "a100_sxm_40gb",
-            "a100_sxm", r"results_(polaris|sirius)/nccl_2_21/.*\| .*env5$", 12.5e9, False),
-    Network("A100, 2 x 200 Gbit/s Slingshot for 4 GPUs (Polaris, environment 5, NCCL 2.18)", "a100_sxm_40gb",
-            "a100_sxm", r"results_(polaris|sirius)/nccl_2_18/.*\| .*env5$", 12.5e9, False),
+    Network(
+        "A100, 2 x 200 Gbit/s Slingshot for 4 GPUs (Polaris, environment 5, NCCL 2.21)",
+        "a100_sxm_40gb",
+        "a100_sxm",
+        r"results_(polaris|sirius)/nccl_2_21/.*\| .*env5$",
+        12.5e9,
+        False,
+    ),
+    Network(
+        "A100, 2 x 200 Gbit/s Slingshot for 4 GPUs (Polaris, environment 5, NCCL 2.18)",
+        "a100_sxm_40gb",
+        "a100_sxm",
+        r"results_(polaris|sirius)/nccl_2_18/.*\| .*env5$",
+        12.5e9,
+        False,
+    ),
     Network("B200, 8 x 400 Gbit/s EFA", "b200_sxm", "b200_sxm", r"\| AWS P6-B200 EFA", 50e9, True),
-)  # fmt: skip
+)
 
 #: Network that represents a profile's cluster, unless the profile states another.
 DEFAULTS = {"a100_sxm_40gb": NETWORKS[1].name, "a100_sxm_80gb": NETWORKS[1].name, "a100_pcie_80gb": NETWORKS[1].name}
@@ -101,10 +112,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     label = np.array([f"{s} | {e}" for s, e in zip(words["source"], words["env"], strict=True)], dtype=np.str_)
     ring = np.array([re.search(r"\bRING\b", str(e)) is not None for e in words["env"]], dtype=bool)
     return {
-        **words, "op": op, "label": label, "ring_only": ring, "bytes": frame["bytes"].to_numpy(),
-        "intra": frame["gpus_per_node"].to_numpy(), "inter": frame["nodes"].to_numpy(),
+        **words,
+        "op": op,
+        "label": label,
+        "ring_only": ring,
+        "bytes": frame["bytes"].to_numpy(),
+        "intra": frame["gpus_per_node"].to_numpy(),
+        "inter": frame["nodes"].to_numpy(),
         "seconds": frame["us"].to_numpy() * 1e-6,
-    }  # fmt: skip
+    }
 
 
 def _median(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

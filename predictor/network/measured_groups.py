@@ -49,9 +49,15 @@ class MeasuredGroups:
         return cls(op, intra, inter, starts, np.log(sizes), ratios)
 
     def correct(
-        self, op: int, size: np.ndarray, intra: np.ndarray, inter: np.ndarray,
-        seconds: np.ndarray, std: np.ndarray, basis: np.ndarray,
-    ) -> None:  # fmt: skip
+        self,
+        op: int,
+        size: np.ndarray,
+        intra: np.ndarray,
+        inter: np.ndarray,
+        seconds: np.ndarray,
+        std: np.ndarray,
+        basis: np.ndarray,
+    ) -> None:
         """Correct the law's ``seconds``, ``std`` and ``basis`` in place where the group was measured; flat arrays.
 
         Between measured sizes the ratio is interpolated; beyond them it stays, and the uncertainty is that of the law as well.
@@ -106,10 +112,13 @@ def describe_links(profile: Profile, gpus_per_node: int) -> str:
 
 def describe_network(profile: Profile) -> str:
     """Return in words what the estimates between nodes rest on."""
-    kinds = sorted({
-        (int(k), int(n)) for op in OPS for k, n in zip(*(between_nodes(op, profile.table(op))[c] for c in ("intra", "inter")),
-                                                       strict=True)
-    })  # fmt: skip
+    kinds = sorted(
+        {
+            (int(k), int(n))
+            for op in OPS
+            for k, n in zip(*(between_nodes(op, profile.table(op))[c] for c in ("intra", "inter")), strict=True)
+        }
+    )
     if own_network(profile):
         shapes = ", ".join(f"{nodes} x {ranks}" for ranks, nodes in kinds[:6]) + (" ..." if len(kinds) > 6 else "")
         how = "fitted to" if len(kinds) > 1 else "one efficiency and one latency fitted to"

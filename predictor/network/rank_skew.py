@@ -14,8 +14,14 @@ MOST_RANKS = 8  #: the most ranks measured; more ranks are not known to wait lon
 #: Collectives that start when their input is ready; point-to-point send/recv and series of broadcasts are queued ahead.
 SKEWED_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all")
 #: Rows whose source starts with one of these come from loops of nccl-tests or similar loops.
-_LOOPS = ("ai-dynamo/aiconfigurator", "xxrjun/nccl-tests", "VIA-Research/vTrain", "microsoft/vidur",
-          "MooreThreads/SimuMax:nccl-tests", "nccl-tests log")  # fmt: skip
+_LOOPS = (
+    "ai-dynamo/aiconfigurator",
+    "xxrjun/nccl-tests",
+    "VIA-Research/vTrain",
+    "microsoft/vidur",
+    "MooreThreads/SimuMax:nccl-tests",
+    "nccl-tests log",
+)
 
 
 def rank_skew_seconds(profile: Profile) -> float:

@@ -39,8 +39,14 @@ SIZES = (float(1 << 16), float(1 << 22), float(1 << 26), float(1 << 30), float(1
 _DRAWS = 3
 #: Flows of one step of a ring: a channel for each GPU of a server, through all GPUs of the group. More are not simulated.
 _MOST_OF_A_STEP = 10_000
-_OPERATIONS = {"all_gather": "all_gather", "reduce_scatter": "all_gather", "all_reduce": "all_reduce", "broadcast": "broadcast",
-               "all2all": "all_to_all", "p2p": "p2p"}  # fmt: skip
+_OPERATIONS = {
+    "all_gather": "all_gather",
+    "reduce_scatter": "all_gather",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "all2all": "all_to_all",
+    "p2p": "p2p",
+}
 
 #: Seconds at SIZES of each algorithm, none where it is too large to simulate, and the relative standard deviation.
 Curve = tuple[tuple[tuple[float, ...], ...], float]
@@ -166,8 +172,11 @@ class SimulatedNetwork:
         if operation == "p2p":
             half = max(used // 2, 1) if servers > 1 else 0
             pairs = [(node, node + half) for node in range(min(half, most))] if half else [(0, 0)]
-            return [[a * per + place, b * per + (place if half else place + 1)] for a, b in pairs
-                    for place in range(self.per_domain if half else 1)]  # fmt: skip
+            return [
+                [a * per + place, b * per + (place if half else place + 1)]
+                for a, b in pairs
+                for place in range(self.per_domain if half else 1)
+            ]
         sets = max(min(used, most) // servers, 1)
         one = np.array(strided_group(servers, intra, per, self.per_domain))
         found = [(first * servers * per + place + one).tolist() for first in range(sets) for place in range(apart)]

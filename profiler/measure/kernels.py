@@ -29,9 +29,18 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTH = 4096  #: columns of the tensors of memory-bound kernels
 #: Reads and writes per element by one fused kernel of a kind; 2 for kinds not named.
 ACCESSES = {
-    "gated_act": 3, "residual": 3, "cross_entropy": 4, "adam": 7, "norm_grad_torch": 3, "act_grad": 3, "softmax_grad": 3,
-    "gated_act_grad": 5, "norm_eager_grad": 3, "gated_act_eager": 3, "gated_act_eager_grad": 5,
-}  # fmt: skip
+    "gated_act": 3,
+    "residual": 3,
+    "cross_entropy": 4,
+    "adam": 7,
+    "norm_grad_torch": 3,
+    "act_grad": 3,
+    "softmax_grad": 3,
+    "gated_act_grad": 5,
+    "norm_eager_grad": 3,
+    "gated_act_eager": 3,
+    "gated_act_eager_grad": 5,
+}
 _VOCABULARY, _HEAD_DIM, _MOST_SETS, _MOST_GRAPHS = 32768, 128, 256, 8
 _BLOCK = 2**20  # random numbers, repeated to fill an arena: toggling bits costs power, as in training
 

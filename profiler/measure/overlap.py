@@ -69,10 +69,21 @@ def overlap_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[It
     sizes = [size for mib in _SIZES if (size := mib * KIB * KIB) <= most] or [most]
     sides = list(dict.fromkeys(max(limits.largest // part, limits.smallest) for part in _PARTS_OF_LARGEST))
     return [
-        Item.of("overlap", {"collective": op, "intra": intra, "inter": inter, "bytes": whole_buffer(size, intra, inter),
-                            "m": side, "n": side, "k": side, "dtype": dtype})
+        Item.of(
+            "overlap",
+            {
+                "collective": op,
+                "intra": intra,
+                "inter": inter,
+                "bytes": whole_buffer(size, intra, inter),
+                "m": side,
+                "n": side,
+                "k": side,
+                "dtype": dtype,
+            },
+        )
         for size, side, op in product(sizes, sides, OPS)
-    ]  # fmt: skip
+    ]
 
 
 def measure_overlap(bench: Bench, limits: Limits, dtype: str, seconds: float) -> None:
@@ -85,10 +96,15 @@ def measure_overlap(bench: Bench, limits: Limits, dtype: str, seconds: float) ->
     shapes = [(intra, inter) for intra, inter in worlds if intra * inter > 1]
     arena = Arena(session.device, cache_bytes(session.device))
     measure_groups(
-        bench, "overlap", shapes, lambda intra, inter: overlap_items(intra, inter, limits, dtype),
-        lambda item, group, each: _row(bench, item, group, arena, each), seconds, (_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS),
+        bench,
+        "overlap",
+        shapes,
+        lambda intra, inter: overlap_items(intra, inter, limits, dtype),
+        lambda item, group, each: _row(bench, item, group, arena, each),
+        seconds,
+        (_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS),
         keep_open=True,
-    )  # fmt: skip
+    )
     arena.release()
 
 
@@ -109,8 +125,14 @@ def _row(bench: Bench, item: Item, group: Group, arena: Arena, seconds: float) -
     )
     times = [r.seconds for r in sound]
     spread = session.agree((max(times) - min(times)) / 2 / float(np.median(times)))
-    return {"seconds": median, "spread": spread, "repeats": len(sound), "source": bench.source,
-            "gemm_slowdown": gemm, "collective_slowdown": message}  # fmt: skip
+    return {
+        "seconds": median,
+        "spread": spread,
+        "repeats": len(sound),
+        "source": bench.source,
+        "gemm_slowdown": gemm,
+        "collective_slowdown": message,
+    }
 
 
 def _pair(session: Session, item: Item, group: Group, arena: Arena) -> Pair | None:

@@ -48,9 +48,14 @@ from profiler.profile.store import read_profile
 
 #: Share of the budget: GEMMs are most of a training step, collectives most of the difference between layouts.
 WEIGHTS = {
-    "host": 0.01, "linear": 0.3, "flash_attn": 0.15, "memory_bound": 0.15, "grouped_linear": 0.05, "overlap": 0.05,
+    "host": 0.01,
+    "linear": 0.3,
+    "flash_attn": 0.15,
+    "memory_bound": 0.15,
+    "grouped_linear": 0.05,
+    "overlap": 0.05,
     "collectives": 0.3,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -246,8 +251,14 @@ def _progress(session: Session, end: float) -> Iterator[Report]:
     if not session.leads:
         yield lambda *_: None
         return
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("measurements"),
-               TimeElapsedColumn(), TextColumn("at most {task.fields[left]} left"))  # fmt: skip
+    columns = (
+        TextColumn("{task.description:<20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("measurements"),
+        TimeElapsedColumn(),
+        TextColumn("at most {task.fields[left]} left"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 

@@ -117,9 +117,15 @@ GroupRow = Callable[[Item, Group, float], dict[str, Any] | None]
 
 
 def measure_groups(
-    bench: Bench, what: str, shapes: Sequence[tuple[int, int]], items_of: Callable[[int, int], Sequence[Item]], row: GroupRow,
-    seconds: float, row_seconds: tuple[float, float], keep_open: bool,
-) -> None:  # fmt: skip
+    bench: Bench,
+    what: str,
+    shapes: Sequence[tuple[int, int]],
+    items_of: Callable[[int, int], Sequence[Item]],
+    row: GroupRow,
+    seconds: float,
+    row_seconds: tuple[float, float],
+    keep_open: bool,
+) -> None:
     """Measure items that groups of ranks run together, in every (intra, inter) of ``shapes``, which share the time left.
 
     what: name of the sweep. row_seconds: least and most per measurement. keep_open: leave the groups' communicators to a later

@@ -169,10 +169,11 @@ _ITEMS: dict[str, tuple[tuple[str, ...], Callable[[str, Sizes], dict[str, int | 
     "linear": (("m", "n", "k", "batch", "layout", "accumulate"), _linear),
     "grouped_linear": (("groups", "tokens_per_group", "n", "k", "passes", "accumulate"), _grouped),
     "flash_attn": (
-        ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"), _attention,
+        ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
+        _attention,
     ),
     "memory_bound": (("bytes",), _memory_bound),
     **dict.fromkeys((*COLLECTIVES, "p2p"), (_MESSAGE, _collective)),
-}  # fmt: skip
+}
 #: How many of these, from the first, a row must have.
 _NEEDED = {"linear": 3, "grouped_linear": 4, "flash_attn": 6, "memory_bound": 1, **dict.fromkeys((*COLLECTIVES, "p2p"), 3)}

@@ -25,9 +25,18 @@ _MOST_BYTES = 1 << 20
 KERNELS_FLASH = 1000
 _EXPONENTIALS = "exponentials_per_clock"
 _OPTIONAL = (
-    "nvlink_domain", "link_peers", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale",
-    "kernel_scale_of", "aliases", *_HOST,
-)  # fmt: skip
+    "nvlink_domain",
+    "link_peers",
+    "link_kind",
+    "flash_version",
+    _EXPONENTIALS,
+    "derived_from",
+    "links_from",
+    "kernel_scale",
+    "kernel_scale_of",
+    "aliases",
+    *_HOST,
+)
 _MAKERS = re.compile(
     r"nvidia|amd|instinct|tensor core|gpus?\b|\b(?:hgx|dgx|oam|sxm[56])\b"
 )  #: words of a device's name that tell no two apart
@@ -42,11 +51,22 @@ _PER_UNIT = (0.156, 164)
 _PER_JOULE = (0.037, 22)
 #: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.
 _BOUNDS = {
-    "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
-    "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
-    "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
-    "link_peers": (1, 1 << 12), "flash_version": (0, 4), _EXPONENTIALS: (1, 1024),
-}  # fmt: skip
+    "memory_gib": (1e-3, 8192),
+    "memory_bandwidth_gb_s": (1, 1e6),
+    "link_gb_s": (1e-3, 1e5),
+    "network_gbit": (1e-3, 1e6),
+    "power_watts": (1, 1e5),
+    "host_link_gb_s": (1e-3, 1e5),
+    "host_memory_gb_s": (1e-3, 1e5),
+    "peak_tflops": (1e-3, 1e6),
+    "kernel_scale": (0.5, 5),
+    "num_sms": (1, 1 << 16),
+    "gpus_per_node": (1, 1 << 12),
+    "nvlink_domain": (1, 1 << 12),
+    "link_peers": (1, 1 << 12),
+    "flash_version": (0, 4),
+    _EXPONENTIALS: (1, 1024),
+}
 _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
 
@@ -113,15 +133,22 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     figures = {key: _number(key, values[key]) for key in _FIGURES if key not in _COUNTS}
     host_link, host_memory = (_number(key, values[key]) * GB if key in values else 0.0 for key in _HOST)
     device = Device(
-        words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * GB,
-        _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * GB,
-        figures["network_gbit"] * GBIT, str(values.get("link_kind", "")),
+        words["name"],
+        _peaks(values["peak_tflops"]),
+        figures["memory_gib"] * GIB,
+        figures["memory_bandwidth_gb_s"] * GB,
+        _whole("num_sms", values["num_sms"]),
+        _whole("gpus_per_node", values["gpus_per_node"]),
+        figures["link_gb_s"] * GB,
+        figures["network_gbit"] * GBIT,
+        str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
-        host_link, host_memory,
+        host_link,
+        host_memory,
         exponentials=_number(_EXPONENTIALS, values[_EXPONENTIALS]) if _EXPONENTIALS in values else USUAL_EXPONENTIALS,
         link_peers=_whole("link_peers", values["link_peers"]) if "link_peers" in values else 0,
-    )  # fmt: skip
+    )
     _check(device)
     half, watts, (least, most) = device.half_peak / 1e12, figures["power_watts"], _PER_JOULE
     if not least <= half / watts <= most:

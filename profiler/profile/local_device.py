@@ -19,9 +19,13 @@ from profiler.units import GIB
 
 #: Datasheet key -> words that the driver's name of a device must contain. Whole words: a GH200 is not an H200.
 _WORDS = {
-    "h100_sxm": ("H100", "HBM3"), "h200_sxm": ("H200",), "b200_sxm": ("B200",), "a100_sxm_80gb": ("A100", "SXM4", "80GB"),
-    "a100_sxm_40gb": ("A100", "SXM4", "40GB"), "a100_pcie_80gb": ("A100", "PCIE", "80GB"),
-}  # fmt: skip
+    "h100_sxm": ("H100", "HBM3"),
+    "h200_sxm": ("H200",),
+    "b200_sxm": ("B200",),
+    "a100_sxm_80gb": ("A100", "SXM4", "80GB"),
+    "a100_sxm_40gb": ("A100", "SXM4", "40GB"),
+    "a100_pcie_80gb": ("A100", "PCIE", "80GB"),
+}
 _OTHER_BUILD = frozenset({"NVL", "MIG"})  #: words of a slower build of the same chip, and of a slice of one
 _MEMORY_TOLERANCE = 0.05  #: the driver counts up to 2% that programs cannot use; the next memory size differs by a quarter
 _QUERY = ("name", "memory.total", "compute_cap", "mig.mode.current")

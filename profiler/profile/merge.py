@@ -40,9 +40,12 @@ def merged(first: Profile, second: Profile) -> Profile:
     meta = {**first.meta, **second.meta, OUT_OF_MEMORY: [f for f in failed if f not in {item.label for item in rows}]}
     meta["merged"] = [f"{p.name}, {p.meta.get('date', 'no date')}, {p.digest}" for p in (first, second)]
     links = replace(
-        second.device, gpus_per_node=wider.device.gpus_per_node, link_bandwidth=wider.device.link_bandwidth,
-        network_bandwidth=wider.device.network_bandwidth, link_kind=wider.device.link_kind,
-    )  # fmt: skip
+        second.device,
+        gpus_per_node=wider.device.gpus_per_node,
+        link_bandwidth=wider.device.link_bandwidth,
+        network_bandwidth=wider.device.network_bandwidth,
+        link_kind=wider.device.link_kind,
+    )
     return Profile(second.name, links, tables, meta)
 
 

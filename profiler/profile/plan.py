@@ -16,11 +16,30 @@ LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x 
 ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision training accumulates it over micro batches
 GRID_ROWS = 600  #: number of shapes of each low-discrepancy grid
 KINDS = (
-    "norm", "gated_act", "residual", "rope", "adam", "cross_entropy", "copy", "embedding", "act", "softmax", "permute",
-    "norm_grad_torch", "gated_act_grad", "act_grad", "softmax_grad",
-    "norm_eager", "norm_eager_grad", "gated_act_eager", "gated_act_eager_grad", "rope_eager", "rope_eager_grad",
-    "cross_entropy_eager", "cross_entropy_eager_grad",
-)  # fmt: skip
+    "norm",
+    "gated_act",
+    "residual",
+    "rope",
+    "adam",
+    "cross_entropy",
+    "copy",
+    "embedding",
+    "act",
+    "softmax",
+    "permute",
+    "norm_grad_torch",
+    "gated_act_grad",
+    "act_grad",
+    "softmax_grad",
+    "norm_eager",
+    "norm_eager_grad",
+    "gated_act_eager",
+    "gated_act_eager_grad",
+    "rope_eager",
+    "rope_eager_grad",
+    "cross_entropy_eager",
+    "cross_entropy_eager_grad",
+)
 
 #: Columns that identify a measurement: its shape and dtype, not its outcome.
 KEY_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -200,8 +219,13 @@ def _model_gemms(model: ModelDims) -> Iterator[tuple[int, int, int, str]]:
     query, context = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
     up = model.intermediate * (2 if model.gated else 1)
     for tp in (1, 2, 4, 8):
-        pairs = [(query // tp, model.hidden), (model.hidden, context // tp), (up // tp, model.hidden),
-                 (model.hidden, model.intermediate // tp), (-(-model.vocab // (128 * tp)) * 128, model.hidden)]  # fmt: skip
+        pairs = [
+            (query // tp, model.hidden),
+            (model.hidden, context // tp),
+            (up // tp, model.hidden),
+            (model.hidden, model.intermediate // tp),
+            (-(-model.vocab // (128 * tp)) * 128, model.hidden),
+        ]
         for (n, k), t in product(pairs, (model.seq_len, 2 * model.seq_len, model.seq_len // 4)):
             if min(n, k, t) > 0:
                 yield from ((t, n, k, "TN"), (t, k, n, "NN"), (n, k, t, "NT"))
@@ -223,9 +247,18 @@ def attention_items(limits: Limits, models: Sequence[ModelDims], dtype: str, ker
 
 def _attention(batch: int, seq: int, heads: int, kv_heads: int, dim: int, backward: bool, kernel: str, dtype: str) -> Item:
     columns: dict[str, int | str] = {
-        "batch": batch, "seq_q": seq, "seq_kv": seq, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
-        "v_head_dim": dim, "causal": 1, "pass": "backward" if backward else "forward", "kernel": kernel, "dtype": dtype,
-    }  # fmt: skip
+        "batch": batch,
+        "seq_q": seq,
+        "seq_kv": seq,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": dim,
+        "v_head_dim": dim,
+        "causal": 1,
+        "pass": "backward" if backward else "forward",
+        "kernel": kernel,
+        "dtype": dtype,
+    }
     return Item.of("flash_attn", columns)
 
 

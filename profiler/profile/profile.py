@@ -51,18 +51,29 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     "linear": ("m", "n", "k", "batch", "layout", "out_dtype", "accumulate", *_COMMON),
     "grouped_linear": ("groups", "tokens_per_group", "n", "k", "pass", *_COMMON),
     "flash_attn": (
-        "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "pass", "kernel", *_COMMON,
+        "batch",
+        "seq_q",
+        "seq_kv",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "v_head_dim",
+        "causal",
+        "pass",
+        "kernel",
+        *_COMMON,
     ),
     **dict.fromkeys((*COLLECTIVES, "p2p"), _MESSAGE),
     "memory_bound": ("kind", "bytes", *_COMMON),
     "host": ("pass", *_COMMON),
     "expert_exchange": ("op", "dispatcher", "tokens", "row_bytes", "top_k", "experts", "intra", "inter", "sms", *_COMMON),
     "overlap": ("collective", "intra", "inter", "gemm_slowdown", "collective_slowdown", "bytes", "m", "n", "k", *_COMMON),
-}  # fmt: skip
+}
 
 #: Columns that hold words; all others hold numbers.
-TEXT_COLUMNS = frozenset({"dtype", "source", "layout", "out_dtype", "pass", "kernel", "env", "kind", "collective",
-                          "op", "dispatcher"})  # fmt: skip
+TEXT_COLUMNS = frozenset(
+    {"dtype", "source", "layout", "out_dtype", "pass", "kernel", "env", "kind", "collective", "op", "dispatcher"}
+)
 
 
 @dataclass(frozen=True)
@@ -142,8 +153,14 @@ def gemm_flops(gemms: Table) -> np.ndarray:
 
 
 _DEVICE_FIGURES = (
-    "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "exponentials",
-)  # fmt: skip
+    "memory_bytes",
+    "memory_bandwidth",
+    "num_sms",
+    "gpus_per_node",
+    "link_bandwidth",
+    "network_bandwidth",
+    "exponentials",
+)
 
 #: Exponentials per clock of a multiprocessor of every NVIDIA chip from compute capability 7.0 to 10.0 (CUDA C++ Programming
 #: Guide, table of instruction throughput, special functions).

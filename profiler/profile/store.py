@@ -27,9 +27,16 @@ from profiler.profile.profile import POWER_SLOWDOWN, SCHEMA_VERSION, TEXT_COLUMN
 FORMAT = "foretrain-profile"
 
 _STORAGE_DTYPES = {
-    "FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "LongStorage": "<i8", "IntStorage": "<i4",
-    "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1", "BoolStorage": "?",
-}  # fmt: skip
+    "FloatStorage": "<f4",
+    "DoubleStorage": "<f8",
+    "HalfStorage": "<f2",
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "<i1",
+    "ByteStorage": "<u1",
+    "BoolStorage": "?",
+}
 
 
 MOST_BYTES = 512 << 20  #: of a file, and of all its tensors; the shipped profiles have less than 2 MB

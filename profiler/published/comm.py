@@ -40,9 +40,12 @@ LICENCES = {
 
 #: Required start of ``bytes_is`` in the files, by op: ``bytes`` must be the whole buffer, as in the profile.
 _WHOLE_BUFFER = {
-    "all_reduce": "per-rank buffer", "all_gather": "per-rank OUTPUT", "reduce_scatter": "per-rank INPUT",
-    "all2all": "per-rank send buffer", "p2p": "per-rank message",
-}  # fmt: skip
+    "all_reduce": "per-rank buffer",
+    "all_gather": "per-rank OUTPUT",
+    "reduce_scatter": "per-rank INPUT",
+    "all2all": "per-rank send buffer",
+    "p2p": "per-rank message",
+}
 _SIZES_PER_CURVE = 40
 
 
@@ -67,8 +70,9 @@ def collectives(files: Collection, prefix: str, device: Device, ledger: Ledger) 
     columns = [name for name in merged if name != "op"]
     return {
         op: {name: merged[name][merged["op"] == op] for name in columns}
-        for op in (*COLLECTIVES, "p2p") if (merged["op"] == op).any()
-    }  # fmt: skip
+        for op in (*COLLECTIVES, "p2p")
+        if (merged["op"] == op).any()
+    }
 
 
 def _possible(rows: Columns, curve: tuple[str, ...], device: Device) -> np.ndarray:
@@ -85,10 +89,15 @@ def _nccl_rows(files: Collection, prefix: str, ledger: Ledger) -> Columns:
     sources = named_source(raw["source"])
     licensed = np.array([repository(str(s)) in LICENCES for s in sources], dtype=bool)
     rows = {
-        "op": renamed(raw["op"], OPS), "intra": raw["gpus_per_node"], "inter": raw["nodes"], "bytes": raw["bytes"],
-        "seconds": raw["us"] * 1e-6, "dtype": renamed(raw["dtype"], DTYPES), "env": raw["env"],
+        "op": renamed(raw["op"], OPS),
+        "intra": raw["gpus_per_node"],
+        "inter": raw["nodes"],
+        "bytes": raw["bytes"],
+        "seconds": raw["us"] * 1e-6,
+        "dtype": renamed(raw["dtype"], DTYPES),
+        "env": raw["env"],
         "source": renamed(sources, {s: _without_run(s) for s in set(sources)}),
-    }  # fmt: skip
+    }
     _check_bytes(rows["op"], raw["bytes_is"])
     if (raw["gpus"] != raw["gpus_per_node"] * raw["nodes"]).any():
         raise InputError(f"{prefix}_nccl.parquet: a group's GPUs are not nodes x GPUs per node")
@@ -113,9 +122,12 @@ def _simumax_rows(files: Collection) -> Columns:
         "simumax_h100_nccl_tests_raw.csv", ("op", "dtype"), ("ranks_assumed", "size_bytes", "time_us_out_of_place")
     )
     rows = {
-        "op": renamed(raw["op"], OPS), "intra": raw["ranks_assumed"], "bytes": raw["size_bytes"],
-        "seconds": raw["time_us_out_of_place"] * 1e-6, "dtype": renamed(raw["dtype"], DTYPES),
-    }  # fmt: skip
+        "op": renamed(raw["op"], OPS),
+        "intra": raw["ranks_assumed"],
+        "bytes": raw["size_bytes"],
+        "seconds": raw["time_us_out_of_place"] * 1e-6,
+        "dtype": renamed(raw["dtype"], DTYPES),
+    }
     return constant(rows, inter=1, env="nccl-tests", source=f"{SIMUMAX}:nccl-tests log of an H100 node")
 
 

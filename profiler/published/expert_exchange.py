@@ -29,18 +29,30 @@ _COPIES = ("aic:h200_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parqu
 #: copy rows out of the buffers and into them, which a training step's permutation does (both in solver.layers).
 HYBRID_EP: Mapping[str, tuple[tuple[int, int, float, float, float], ...]] = {
     "H100": (
-        (16, 4, 34.00, 44.40, 52.00), (16, 8, 62.00, 76.80, 68.00), (16, 16, 68.48, 71.71, 62.95),
-        (32, 4, 38.50, 52.60, 51.00), (32, 8, 51.30, 54.50, 56.40), (32, 16, 55.35, 57.69, 57.46),
-        (64, 4, 37.50, 48.00, 46.00), (64, 8, 46.63, 50.55, 51.03), (64, 16, 46.52, 49.97, 49.77),
+        (16, 4, 34.00, 44.40, 52.00),
+        (16, 8, 62.00, 76.80, 68.00),
+        (16, 16, 68.48, 71.71, 62.95),
+        (32, 4, 38.50, 52.60, 51.00),
+        (32, 8, 51.30, 54.50, 56.40),
+        (32, 16, 55.35, 57.69, 57.46),
+        (64, 4, 37.50, 48.00, 46.00),
+        (64, 8, 46.63, 50.55, 51.03),
+        (64, 16, 46.52, 49.97, 49.77),
     ),
     "B200": ((8, 16, 599.27, 734.95, 673.84),),
     "GB200": (
-        (8, 16, 620.98, 750.15, 684.27), (8, 32, 713.98, 764.03, 737.13), (16, 16, 577.17, 661.93, 600.75),
-        (16, 32, 650.48, 706.95, 666.26), (24, 16, 360.12, 637.80, 565.53), (24, 32, 577.96, 665.97, 639.80),
-        (32, 16, 286.93, 629.79, 547.25), (32, 32, 538.86, 642.23, 605.15), (36, 16, 260.53, 612.85, 543.27),
+        (8, 16, 620.98, 750.15, 684.27),
+        (8, 32, 713.98, 764.03, 737.13),
+        (16, 16, 577.17, 661.93, 600.75),
+        (16, 32, 650.48, 706.95, 666.26),
+        (24, 16, 360.12, 637.80, 565.53),
+        (24, 32, 577.96, 665.97, 639.80),
+        (32, 16, 286.93, 629.79, 547.25),
+        (32, 32, 538.86, 642.23, 605.15),
+        (36, 16, 260.53, 612.85, 543.27),
         (36, 32, 489.27, 632.31, 596.99),
     ),
-}  # fmt: skip
+}
 #: Platforms of HYBRID_EP whose GPU and links are those of a profile.
 _PLATFORMS = {"h100_sxm": ("H100",), "b200_sxm": ("B200", "GB200")}
 _NODE = {"H100": 8, "B200": 8, "GB200": 72}  # ranks behind one NVSwitch
@@ -91,11 +103,15 @@ def _kept(raw: Columns, ledger: Ledger, reason: str, mask: np.ndarray) -> Column
 def _deepep_op(raw: Columns, op: str) -> Columns:
     dispatch = op == "dispatch"
     rows = {
-        "tokens": raw["num_token"], "row_bytes": np.rint(raw["hidden_size"] * (FP8_ROW if dispatch else _BF16)),
-        "top_k": raw["num_topk"], "experts": raw["num_experts"], "inter": raw["node_num"], "sms": raw[f"{op}_sms"],
+        "tokens": raw["num_token"],
+        "row_bytes": np.rint(raw["hidden_size"] * (FP8_ROW if dispatch else _BF16)),
+        "top_k": raw["num_topk"],
+        "experts": raw["num_experts"],
+        "inter": raw["node_num"],
+        "sms": raw[f"{op}_sms"],
         "source": named_source(raw["source"]),
         "seconds": 1e-6 * (raw[f"{op}_transmit_us"] + raw[f"{op}_notify_us"]),
-    }  # fmt: skip
+    }
     rows = constant(rows, op=op, dispatcher="deepep", intra=8, dtype="fp8" if dispatch else "bf16")
     return merge_repeats(rows, [name for name in rows if name != "seconds"])
 

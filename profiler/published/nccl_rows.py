@@ -25,16 +25,34 @@ from profiler.published.nccl_log import Line, Run, parse
 
 #: Profile table by test name.
 OPS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all2all",
-    "broadcast": "broadcast", "sendrecv": "p2p",
-}  # fmt: skip
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all2all",
+    "broadcast": "broadcast",
+    "sendrecv": "p2p",
+}
 _OTHER_TESTS = ("reduce", "gather", "scatter", "hypercube", "alltoallv")  # real tests for which a profile has no table
 #: Ops in which a rank sends or receives only its share of the buffer, not all of it.
 SPLIT_BUFFER = ("all_gather", "reduce_scatter", "all2all")
 _TYPE_BYTES = {
-    "int8": 1, "uint8": 1, "char": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "int": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8,
-}  # fmt: skip
+    "int8": 1,
+    "uint8": 1,
+    "char": 1,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "half": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int": 4,
+    "float": 4,
+    "int64": 8,
+    "uint64": 8,
+    "double": 8,
+}
 DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
 
 
@@ -118,12 +136,15 @@ def _columns(run: Run, op: str, path: Path, notes: list[str]) -> dict[str, Any]:
     env = f"nccl-tests, NCCL {run.version}" if run.version else "nccl-tests"
     env += f", {groups} groups at once" if groups > 1 else ""
     return {
-        "intra": intra, "inter": inter, "bytes": [line.size for line in good],
-        "seconds": [_seconds(line) for line in good], "repeats": run.iterations,
+        "intra": intra,
+        "inter": inter,
+        "bytes": [line.size for line in good],
+        "seconds": [_seconds(line) for line in good],
+        "repeats": run.iterations,
         "dtype": [DTYPES.get(line.dtype, line.dtype) for line in good],
         "env": [env if line.out_of_place > 0 else f"{env}, in-place" for line in good],
         "source": f"nccl-tests log {path.name}",
-    }  # fmt: skip
+    }
 
 
 def _seconds(line: Line) -> float:

@@ -158,8 +158,9 @@ def _unlike(profile: Profile, tables: Mapping[str, Table]) -> list[str]:
             new, old = here.where(here["intra"] == ranks), inside.where(inside["intra"] == ranks)
             order = np.argsort(old["bytes"])
             shared = (new["bytes"] >= old["bytes"].min()) & (new["bytes"] <= old["bytes"].max())
-            expected = np.interp(np.log(np.maximum(new["bytes"], 1)), np.log(np.maximum(old["bytes"][order], 1)),
-                                 np.log(old["seconds"][order]))  # fmt: skip
+            expected = np.interp(
+                np.log(np.maximum(new["bytes"], 1)), np.log(np.maximum(old["bytes"][order], 1)), np.log(old["seconds"][order])
+            )
             ratios += (np.log(new["seconds"]) - expected)[shared].tolist()
         kept = np.setdiff1d(inside["intra"], here["intra"])
         ratio = float(np.exp(np.median(ratios))) if ratios else 1.0
@@ -183,9 +184,13 @@ def _group_key(table: Table) -> np.ndarray:
 
 
 def import_into(
-    output: Path, paths: Sequence[Path], named: str | None = None, test: str | None = None,
-    gpus_per_node: int | None = None, network_bandwidth: float | None = None,
-) -> tuple[list[str], list[str]]:  # fmt: skip
+    output: Path,
+    paths: Sequence[Path],
+    named: str | None = None,
+    test: str | None = None,
+    gpus_per_node: int | None = None,
+    network_bandwidth: float | None = None,
+) -> tuple[list[str], list[str]]:
     """Put the logs' collectives into ``output``/data.pt; return (what was done, warnings), line by line.
 
     named: profile (a name or a file) whose kernels are used where there is no data.pt yet. An existing data.pt keeps its

@@ -26,27 +26,37 @@ _HOT = "Transformer Engine kernels timed back to back on the same buffers: too f
 
 PROFILE_NOTES: Mapping[str, Sequence[str]] = {
     "h100_sxm": (
-        _GEMM, _PAGED, "attention backward: only forward plus backward of FlashAttention 2 in fp16, read from a figure",
-        "collectives between nodes: one cluster of 10 nodes, messages of 32 MiB and more", _TRAINING,
+        _GEMM,
+        _PAGED,
+        "attention backward: only forward plus backward of FlashAttention 2 in fp16, read from a figure",
+        "collectives between nodes: one cluster of 10 nodes, messages of 32 MiB and more",
+        _TRAINING,
     ),
     "h200_sxm": (
-        _GEMM, _PAGED, "no attention backward, no collectives between nodes",
+        _GEMM,
+        _PAGED,
+        "no attention backward, no collectives between nodes",
         _TRAINING,
     ),
     "b200_sxm": (
         "two laboratories: a grid of forward GEMMs; GEMMs of layers in all passes, a quarter slower",
-        _HOT, _PAGED, "no collectives between nodes, no point to point, no norm, rope or activation kernels",
+        _HOT,
+        _PAGED,
+        "no collectives between nodes, no point to point, no norm, rope or activation kernels",
     ),
     "a100_sxm_80gb": (
-        _GEMM, _PAGED, "attention backward: only forward plus backward of FlashAttention 2 in fp16, read from a figure",
+        _GEMM,
+        _PAGED,
+        "attention backward: only forward plus backward of FlashAttention 2 in fp16, read from a figure",
         "collectives between nodes: all_reduce and point to point of two nodes, up to 64 MiB",
     ),
     "a100_sxm_40gb": (
         "measurements of the 80 GB part, whose chip and links are the same; memory-bound kernels scaled to this memory",
-        _GEMM, _PAGED,
+        _GEMM,
+        _PAGED,
     ),
     "a100_pcie_80gb": (_HOT, "collectives: fitted constants of one node in laws.intra_node; no measurements"),
-}  # fmt: skip
+}
 
 _PAGE = """# Where the shipped profiles come from
 

@@ -123,8 +123,10 @@ def merge_repeats(rows: Columns, keys: Sequence[str]) -> Columns:
     half_range = (seconds[starts + number - 1] - seconds[starts]) / 2
     merged = {k: rows[k][order[starts]] for k in keys}
     return merged | {
-        "seconds": median, "spread": np.where(number > 1, half_range / median, np.nan), "repeats": number,
-    }  # fmt: skip
+        "seconds": median,
+        "spread": np.where(number > 1, half_range / median, np.nan),
+        "repeats": number,
+    }
 
 
 def thinned(rows: Columns, keep: np.ndarray, share: float, order: Sequence[str]) -> np.ndarray:

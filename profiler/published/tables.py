@@ -70,8 +70,10 @@ def _grid_linear(files: Collection, prefix: str, ledger: Ledger) -> Columns:
     rows = {d: raw[d] for d in ("m", "n", "k")} | {
         "seconds": raw["us"] * 1e-6,
         "spread": np.where(raw["n_src"] > 1, (raw["us_max"] - raw["us_min"]) / 2 / np.maximum(raw["us"], 1e-9), np.nan),
-        "repeats": raw["n_src"], "dtype": renamed(raw["dtype"], _DTYPES), "source": named_source(raw["source"]),
-    }  # fmt: skip
+        "repeats": raw["n_src"],
+        "dtype": renamed(raw["dtype"], _DTYPES),
+        "source": named_source(raw["source"]),
+    }
     rows = constant(rows, batch=1, layout="TN", out_dtype="bf16", accumulate=0)
     large, fp8 = np.minimum(np.minimum(rows["m"], rows["n"]), rows["k"]) >= 512, rows["dtype"] == "fp8"
     mask = large & ~fp8
@@ -113,11 +115,18 @@ def grouped_linear(files: Collection, prefix: str, device: Device, ledger: Ledge
     # Only the weight gradient is stored in the main gradient's dtype; the other passes do not depend on it.
     accumulates = np.where(passes == "weight_grad", np.char.add(" accumulating in ", raw["main_grad_dtype"]), "")
     rows = merge_repeats(
-        {"groups": raw["num_groups"], "tokens_per_group": raw["tokens_per_group"], "n": raw["fwd_n"], "k": raw["fwd_k"],
-         "pass": passes, "dtype": raw["dtype"], "source": np.char.add(simumax_source(prefix), accumulates),
-         "seconds": raw["time_us"] * 1e-6},
+        {
+            "groups": raw["num_groups"],
+            "tokens_per_group": raw["tokens_per_group"],
+            "n": raw["fwd_n"],
+            "k": raw["fwd_k"],
+            "pass": passes,
+            "dtype": raw["dtype"],
+            "source": np.char.add(simumax_source(prefix), accumulates),
+            "seconds": raw["time_us"] * 1e-6,
+        },
         ("groups", "tokens_per_group", "n", "k", "pass", "dtype", "source"),
-    )  # fmt: skip
+    )
     flops = 2.0 * rows["groups"] * rows["tokens_per_group"] * rows["n"] * rows["k"]
     return ledger.keep("grouped_linear", "faster than the peak allows", rows, _possible(flops, rows, device))
 
@@ -180,9 +189,10 @@ def _serving_attention(files: Collection, prefix: str, kernels: Kernels, ledger:
 def _figure_attention(files: Collection, prefix: str, ledger: Ledger) -> Columns:
     """Return forward and backward kernels from the FlashAttention repository's own figures (bar labels read by eye)."""
     raw = files.rows(
-        "attn_bwd_all.csv", ("gpu", "impl", "phase", "dtype", "source"),
+        "attn_bwd_all.csv",
+        ("gpu", "impl", "phase", "dtype", "source"),
         ("batch", "seq", "heads", "kv_heads", "head_dim", "causal", "us"),
-    )  # fmt: skip
+    )
     # SimuMax's measurements come from its own files, which also state the layout of q, k and v.
     raw = where(raw, (raw["gpu"] == prefix) & ~np.char.startswith(raw["source"], "SimuMax:"))
     released = np.char.startswith(raw["source"], "Dao-AILab/flash-attention:")
@@ -239,9 +249,12 @@ def _layer_kernels(files: Collection, prefix: str) -> Columns:
     head_dim = raw["hidden"] / np.maximum(raw["heads"], 1)
     rotated = (raw["heads"] + np.maximum(raw["kv_heads"], raw["tp"])) / raw["tp"] * head_dim
     values = {  # values read and written per token; the norm is a serving engine's: training has others
-        "row": 2 * raw["hidden"], "rope": 2 * rotated, "gated_act": 3 * raw["ffn"] / raw["tp"],
-        "residual": 3 * raw["hidden"], "embedding": 2 * raw["hidden"],
-    }  # fmt: skip
+        "row": 2 * raw["hidden"],
+        "rope": 2 * rotated,
+        "gated_act": 3 * raw["ffn"] / raw["tp"],
+        "residual": 3 * raw["hidden"],
+        "embedding": 2 * raw["hidden"],
+    }
     kind = renamed(raw["op"], _KINDS)
     per_token = np.select([kind == name for name in values], list(values.values()), 0.0)
     rows = {"kind": kind, "bytes": np.rint(_HALF * raw["tokens"] * per_token), "seconds": raw["us"] * 1e-6}
@@ -251,9 +264,13 @@ def _layer_kernels(files: Collection, prefix: str) -> Columns:
 
 
 _KINDS = {
-    "input_layernorm": "row", "post_attention_layernorm": "row", "attn_rope": "rope", "mlp_act": "gated_act",
-    "add": "residual", "emb": "embedding",
-}  # fmt: skip
+    "input_layernorm": "row",
+    "post_attention_layernorm": "row",
+    "attn_rope": "rope",
+    "mlp_act": "gated_act",
+    "add": "residual",
+    "emb": "embedding",
+}
 
 _QUANTIZE_KERNEL = "static_scaled_fp8_quant"
 

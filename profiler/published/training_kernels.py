@@ -40,22 +40,31 @@ _OPERATORS = (
     _Operator(("layernorm",), _TOKENS, _TOKENS, {_FORWARD: ("norm", 2), _BACKWARD: ("norm_grad_torch", 3)}),
     # Megatron's kernel of scale, causal mask and softmax; and torch's masked_fill and softmax
     _Operator(
-        ("ScaledUpperTriangMaskedSoftmax",), ("mp", "b", "h", "l"), _SCORES,
+        ("ScaledUpperTriangMaskedSoftmax",),
+        ("mp", "b", "h", "l"),
+        _SCORES,
         {_FORWARD: ("softmax", 2), _BACKWARD: ("softmax_grad", 3)},
     ),
     _Operator(
-        ("fillmask", "softmax"), ("mp", "b", "h", "l"), _SCORES,
-        {_FORWARD: ("softmax_eager", 2), _BACKWARD: ("softmax_eager_grad", 3)}, least=5e7, most=4e9,
+        ("fillmask", "softmax"),
+        ("mp", "b", "h", "l"),
+        _SCORES,
+        {_FORWARD: ("softmax_eager", 2), _BACKWARD: ("softmax_eager_grad", 3)},
+        least=5e7,
+        most=4e9,
     ),
     # of a projection four times as wide as ``dim``
     _Operator(("gelu",), ("mp", *_TOKENS), _TOKENS, {_FORWARD: ("act", 2), _BACKWARD: ("act_grad", 3)}, width=4),
     _Operator(("res_add",), _TOKENS, _TOKENS, {_FORWARD: ("residual", 3)}),
     # GPT-NeoX's chain of eager kernels, on queries and keys
     _Operator(
-        ("RoPE",), ("mp", "b", "h", "l", "dim"), _TOKENS,
-        {_FORWARD: ("rope_eager", 4), _BACKWARD: ("rope_eager_grad", 4)}, least=2.5e8,
+        ("RoPE",),
+        ("mp", "b", "h", "l", "dim"),
+        _TOKENS,
+        {_FORWARD: ("rope_eager", 4), _BACKWARD: ("rope_eager_grad", 4)},
+        least=2.5e8,
     ),
-)  # fmt: skip
+)
 #: Prefix of the collection -> (begin of its files' names, those whose backward times are no measurements: no shorter than the
 #: forward ones where they would be, digit for digit).
 _FILES = {
@@ -90,10 +99,12 @@ def _kernel(files: Collection, member: str, operator: _Operator, forward_only: b
     if not count(raw):
         return {}
     values = operator.width * np.prod([raw[name] for name in operator.values], axis=0) / raw.get("mp", 1)
-    rows = join([
-        constant({"bytes": _HALF * accesses * values, "seconds": raw[column] * 1e-6, "whole": values % 1 == 0}, kind=kind)
-        for column, (kind, accesses) in operator.passes.items()
-        if not (forward_only and column == _BACKWARD)
-    ])  # fmt: skip
+    rows = join(
+        [
+            constant({"bytes": _HALF * accesses * values, "seconds": raw[column] * 1e-6, "whole": values % 1 == 0}, kind=kind)
+            for column, (kind, accesses) in operator.passes.items()
+            if not (forward_only and column == _BACKWARD)
+        ]
+    )
     usable = rows["whole"] & (rows["seconds"] > 0) & (rows["bytes"] >= operator.least) & (rows["bytes"] <= operator.most)
     return merge_repeats(where(rows, usable), ("kind", "bytes"))

@@ -48,16 +48,31 @@ def _run_keys(layout: Layout, device: torch.device) -> dict[str, Any]:
     fused_norm = device.type == "cuda"  # on a CPU PyTorch builds rms_norm from other kernels
     return {
         "framework": "profiler-train",
-        "world_size": layout.world_size, "seq_len": layout.seq_len,
+        "world_size": layout.world_size,
+        "seq_len": layout.seq_len,
         "global_batch_size": layout.dp * layout.micro_batch_size * layout.num_micro_batches,
-        "micro_batch_size": layout.micro_batch_size, "num_micro_batches": layout.num_micro_batches,
-        "tp": layout.tp, "sequence_parallel": layout.sequence_parallel, "pp": layout.pp, "vpp": 1, "cp": 1, "dp": layout.dp,
-        "schedule": "1f1b", "zero": layout.zero, "recompute": layout.recompute, "precision": layout.dtype,
-        "grad_dtype": "fp32", "attention": "flash", "overlap_grad_reduce": layout.dp > 1,
+        "micro_batch_size": layout.micro_batch_size,
+        "num_micro_batches": layout.num_micro_batches,
+        "tp": layout.tp,
+        "sequence_parallel": layout.sequence_parallel,
+        "pp": layout.pp,
+        "vpp": 1,
+        "cp": 1,
+        "dp": layout.dp,
+        "schedule": "1f1b",
+        "zero": layout.zero,
+        "recompute": layout.recompute,
+        "precision": layout.dtype,
+        "grad_dtype": "fp32",
+        "attention": "flash",
+        "overlap_grad_reduce": layout.dp > 1,
         "overlap_param_gather": layout.zero == 3,
-        "tp_comm_overlap": False, "p2p_overlap": False, "cross_entropy_fusion": False, "fused_norm": fused_norm,
+        "tp_comm_overlap": False,
+        "p2p_overlap": False,
+        "cross_entropy_fusion": False,
+        "fused_norm": fused_norm,
         "compile": False,
-    }  # fmt: skip
+    }
 
 
 def _measured_keys(measured: Measured | None) -> dict[str, Any]:

@@ -55,33 +55,57 @@ class Layout:
     def check(self) -> None:
         """Raise InputError with one sentence for the first setting that cannot be trained."""
         dims = self.dims
-        counts = {**vars(dims), "seq_len": self.seq_len, "micro_batch_size": self.micro_batch_size,
-                  "num_micro_batches": self.num_micro_batches, "tp": self.tp, "pp": self.pp}  # fmt: skip
+        counts = {
+            **vars(dims),
+            "seq_len": self.seq_len,
+            "micro_batch_size": self.micro_batch_size,
+            "num_micro_batches": self.num_micro_batches,
+            "tp": self.tp,
+            "pp": self.pp,
+        }
         small = next((name for name, value in counts.items() if value < 1), None)
         rules = (
             (small is not None, f"{small} must be at least 1"),
             (self.steps < 4, f"steps is {self.steps}; three are warm-up, so at least 4 are needed"),
-            (small is None and self.world_size % (self.tp * self.pp) != 0,
-             f"world size {self.world_size} is not a multiple of tp {self.tp} * pp {self.pp}"),
-            (small is None and dims.hidden_size % (2 * dims.num_attention_heads) != 0,
-             f"hidden_size {dims.hidden_size} must be an even multiple of num_attention_heads {dims.num_attention_heads}"),
-            (small is None and dims.num_attention_heads % dims.num_key_value_heads != 0,
-             f"num_attention_heads {dims.num_attention_heads} is not a multiple of num_key_value_heads "
-             f"{dims.num_key_value_heads}"),
-            *((small is None and getattr(dims, name) % self.tp != 0,
-               f"{name} {getattr(dims, name)} is not a multiple of tp {self.tp}")
-              for name in ("num_key_value_heads", "intermediate_size", "vocab_size")),
+            (
+                small is None and self.world_size % (self.tp * self.pp) != 0,
+                f"world size {self.world_size} is not a multiple of tp {self.tp} * pp {self.pp}",
+            ),
+            (
+                small is None and dims.hidden_size % (2 * dims.num_attention_heads) != 0,
+                f"hidden_size {dims.hidden_size} must be an even multiple of num_attention_heads {dims.num_attention_heads}",
+            ),
+            (
+                small is None and dims.num_attention_heads % dims.num_key_value_heads != 0,
+                f"num_attention_heads {dims.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{dims.num_key_value_heads}",
+            ),
+            *(
+                (
+                    small is None and getattr(dims, name) % self.tp != 0,
+                    f"{name} {getattr(dims, name)} is not a multiple of tp {self.tp}",
+                )
+                for name in ("num_key_value_heads", "intermediate_size", "vocab_size")
+            ),
             (self.sequence_parallel and self.tp == 1, "sequence_parallel needs tp of at least 2"),
-            (self.sequence_parallel and self.seq_len % max(self.tp, 1) != 0,
-             f"sequence_parallel needs seq_len {self.seq_len} to be a multiple of tp {self.tp}"),
-            (small is None and dims.num_hidden_layers % self.pp != 0,
-             f"num_hidden_layers {dims.num_hidden_layers} is not a multiple of pp {self.pp}"),
-            (self.num_micro_batches < self.pp,
-             f"num_micro_batches {self.num_micro_batches} is less than pp {self.pp}, which torch's 1F1B schedule needs"),
-            (small is None and self.tp > 1 and self.dp > 1 and self.zero != 3,
-             "DDP cannot wrap tensor-parallel weights: with tp and dp both above 1 use --zero 3 (FSDP)"),
+            (
+                self.sequence_parallel and self.seq_len % max(self.tp, 1) != 0,
+                f"sequence_parallel needs seq_len {self.seq_len} to be a multiple of tp {self.tp}",
+            ),
+            (
+                small is None and dims.num_hidden_layers % self.pp != 0,
+                f"num_hidden_layers {dims.num_hidden_layers} is not a multiple of pp {self.pp}",
+            ),
+            (
+                self.num_micro_batches < self.pp,
+                f"num_micro_batches {self.num_micro_batches} is less than pp {self.pp}, which torch's 1F1B schedule needs",
+            ),
+            (
+                small is None and self.tp > 1 and self.dp > 1 and self.zero != 3,
+                "DDP cannot wrap tensor-parallel weights: with tp and dp both above 1 use --zero 3 (FSDP)",
+            ),
             (self.zero == 1 and self.dp == 1, "zero 1 shards the optimizer over data-parallel ranks, but dp is 1"),
-        )  # fmt: skip
+        )
         for broken, sentence in rules:
             if broken:
                 raise InputError(sentence)
@@ -124,9 +148,12 @@ def build(layout: Layout, device: torch.device) -> Trainer:
         devices = [device] if device.type == "cuda" else None
         # No rank changes buffers and every weight is used, so DDP checks for neither in every step.
         model = DistributedDataParallel(
-            stage, device_ids=devices, process_group=mesh["dp"].get_group(), broadcast_buffers=False,
+            stage,
+            device_ids=devices,
+            process_group=mesh["dp"].get_group(),
+            broadcast_buffers=False,
             gradient_as_bucket_view=True,
-        )  # fmt: skip
+        )
     return Trainer(layout, device, mesh, stage, model, _optimizer(layout, mesh, model.parameters()))
 
 

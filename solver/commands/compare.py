@@ -24,9 +24,16 @@ from solver.spec.strategy import AXES, Strategy
 
 #: What a side may name apart from axes of a layout and constants of a run: word -> option.
 _OPTIONS = {
-    "config": "config", "model_size": "model_size", "profile": "profile", "as": "as_device", "cluster": "cluster",
-    "framework": "framework", "seq_len": "seq_len", "world_size": "world_size", "global_batch_size": "global_batch_size",
-}  # fmt: skip
+    "config": "config",
+    "model_size": "model_size",
+    "profile": "profile",
+    "as": "as_device",
+    "cluster": "cluster",
+    "framework": "framework",
+    "seq_len": "seq_len",
+    "world_size": "world_size",
+    "global_batch_size": "global_batch_size",
+}
 #: What a side names replaces these options; a profile is taken as it was measured, unless the side says ``as`` too.
 _REPLACES = {
     "config": ("model_size",),
@@ -42,10 +49,12 @@ _MOST = 6  #: columns that a terminal holds
 def add_compare_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a comparison."""
     p.add_argument(
-        "sides", nargs="+", metavar="SIDE",
+        "sides",
+        nargs="+",
+        metavar="SIDE",
         help=f"2 to {_MOST} sides, each stating how it differs from the options: a config file, or NAME=VALUE,... of "
         f"{', '.join(_OPTIONS)}, an axis of a layout or a constant of a run; {_AS_STATED} means no difference",
-    )  # fmt: skip
+    )
     add_machine_arguments(p)
     add_world_size_argument(p)
     add_json_argument(p)

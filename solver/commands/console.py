@@ -77,9 +77,23 @@ def add_export_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="with --best: only layouts with these values")
     p.add_argument("--balance", action="store_true", help="assign the layers to the stages one by one")
     p.set_defaults(
-        validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
-        report=None, plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},
-    )  # fmt: skip
+        validate=None,
+        top=1,
+        jobs=1,
+        no_timing=False,
+        health=None,
+        trace=None,
+        memory_trace=None,
+        plot=None,
+        plot_scaling=None,
+        report=None,
+        plot_stages=None,
+        json=None,
+        csv=None,
+        search=None,
+        also=None,
+        **{f"max_{name}": None for name in LIMITED},
+    )
 
 
 def add_validate_arguments(p: argparse.ArgumentParser) -> None:
@@ -90,26 +104,34 @@ def add_validate_arguments(p: argparse.ArgumentParser) -> None:
 
 
 _QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
-    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all, "import": import_log,
-    "health": import_log, "learn": learn_runs,
-}  # fmt: skip
+    "compare": compare,
+    "explain": explain_layout,
+    "fit": fit,
+    "plan": plan,
+    "sweep": sweep_all,
+    "import": import_log,
+    "health": import_log,
+    "learn": learn_runs,
+}
 #: Commands with arguments of their own: what they do, and what adds their arguments.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("how many GPUs, days, GPU-hours, how much money and energy a number of tokens takes", add_plan_arguments),
     "compare": ("layouts, devices, clusters or configs side by side, part by part", add_compare_arguments),
     "fit": (
-        "largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next", add_fit_arguments,
+        "largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next",
+        add_fit_arguments,
     ),
     "explain": ("why this layout: rivals, neighbours, uncertainty, which measurement would decide", add_explain_arguments),
     "sweep": (
-        "models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster", add_sweep_arguments,
+        "models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster",
+        add_sweep_arguments,
     ),
     "import": ("compare a job's log with its prediction, say what its settings cost, keep it as a run", add_import_arguments),
     "health": ("compare a job's log with its prediction: what differs", add_health_arguments),
     "export": ("the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ...", add_export_arguments),
     "learn": ("calibrate predictions to measured runs of your machine: a file for --learned", add_learn_arguments),
     "validate": ("predict measured runs and print the errors", add_validate_arguments),
-}  # fmt: skip
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

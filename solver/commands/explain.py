@@ -117,8 +117,14 @@ def _ops_table(why: Explanation) -> Table:
     lines = sorted(why.lines, key=lambda line: -line.seconds)[:_OPS]
     for line in lines:
         basis = line.basis.name.lower() if line.basis is not None else ""
-        table.add_row(seconds(line.seconds), f"{line.seconds / why.seconds:.1%}", f"{line.relative_std:.0%}", line.name,
-                      line.module, basis)  # fmt: skip
+        table.add_row(
+            seconds(line.seconds),
+            f"{line.seconds / why.seconds:.1%}",
+            f"{line.relative_std:.0%}",
+            line.name,
+            line.module,
+            basis,
+        )
     return table
 
 
@@ -131,8 +137,13 @@ def _rivals_table(decision: Decision) -> Table:
     table.add_column("layout")
     times = rivals.times.seconds
     for index, chance in enumerate(decision.chances):
-        table.add_row(seconds(float(times[index])), f"{times[index] / times[0] - 1:+.1%}",
-                      f"{rivals.memory.device[index] / GIB:.1f}", f"{chance:.0%}", describe(rivals, index))  # fmt: skip
+        table.add_row(
+            seconds(float(times[index])),
+            f"{times[index] / times[0] - 1:+.1%}",
+            f"{rivals.memory.device[index] / GIB:.1f}",
+            f"{chance:.0%}",
+            describe(rivals, index),
+        )
     return table
 
 
@@ -144,8 +155,14 @@ def _steps_table(around: Neighbourhood) -> Table:
     table.add_column("fits")
     for step in around.steps:
         memory = float(around.solutions.memory.device[step.index]) / GIB
-        table.add_row(step.axis, step.before, step.after, f"{around.change(step):+.1%}", f"{memory:.1f}",
-                      around.solutions.verdict(step.index))  # fmt: skip
+        table.add_row(
+            step.axis,
+            step.before,
+            step.after,
+            f"{around.change(step):+.1%}",
+            f"{memory:.1f}",
+            around.solutions.verdict(step.index),
+        )
     return table
 
 
@@ -189,11 +206,17 @@ def _as_dict(decision: Decision, inputs: Inputs) -> dict[str, Any]:
             for i in range(len(rivals))
         ],
         "steps": [
-            {"axis": step.axis, "from": step.before, "to": step.after, "step_s": float(times[step.index]),
-             "peak_memory_bytes": float(around.solutions.memory.device[step.index]),
-             "verdict": around.solutions.verdict(step.index), "layout": layout_dict(around.solutions, step.index)}
+            {
+                "axis": step.axis,
+                "from": step.before,
+                "to": step.after,
+                "step_s": float(times[step.index]),
+                "peak_memory_bytes": float(around.solutions.memory.device[step.index]),
+                "verdict": around.solutions.verdict(step.index),
+                "layout": layout_dict(around.solutions, step.index),
+            }
             for step in around.steps
         ],
         "standing": standing(around),
         "sensitivities": [vars(row) for row in decision.rows],
-    }  # fmt: skip
+    }

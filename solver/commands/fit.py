@@ -39,8 +39,9 @@ def fit(args: argparse.Namespace, console: Console) -> None:
     notes = inputs.notes(rounded, stated=set(AXES) & config.layout.keys())
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, {describe_strategy(layout)}, "
-        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{notes}", markup=False,
-    )  # fmt: skip
+        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{notes}",
+        markup=False,
+    )
     for limit in limits:
         console.print(_text(limit, layout.global_batch_sequences), markup=False)
     if not any(limit.surely or limit.likely for limit in limits):
@@ -84,8 +85,14 @@ def _row(limit: Limit) -> dict[str, Any]:
         if tried is None:
             return None
         memory = tried.solutions.memory
-        return {"value": tried.value, "verdict": tried.verdict, "peak_memory_bytes": float(memory.device[0]),
-                "memory_bound_bytes": float(memory.bound[0]), "largest_part": tried.largest_part()[0],
-                "tgs": float(tried.solutions.tgs[0]), "layout": layout_dict(tried.solutions, 0)}  # fmt: skip
+        return {
+            "value": tried.value,
+            "verdict": tried.verdict,
+            "peak_memory_bytes": float(memory.device[0]),
+            "memory_bound_bytes": float(memory.bound[0]),
+            "largest_part": tried.largest_part()[0],
+            "tgs": float(tried.solutions.tgs[0]),
+            "layout": layout_dict(tried.solutions, 0),
+        }
 
     return {"of": limit.what, "surely": one(limit.surely), "likely": one(limit.likely), "breaks": one(limit.breaks)}

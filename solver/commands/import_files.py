@@ -52,9 +52,14 @@ _MOST_BYTES = 256 << 20
 
 def add_import_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of an import."""
-    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, a trace of torch.profiler (.json, "
-                   ".json.gz), or JSON such as {\"step_s\": 16.1}; a log of Megatron-LM that prints its arguments needs no "
-                   "--config")  # fmt: skip
+    p.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help="a trainer's log, a trace of torch.profiler (.json, "
+        '.json.gz), or JSON such as {"step_s": 16.1}; a log of Megatron-LM that prints its arguments needs no '
+        "--config",
+    )
     add_machine_arguments(p)
     add_world_size_argument(p)
     p.add_argument("--runs", type=Path, metavar="FILE.jsonl", help="append the run to this file, for learn and validate")
@@ -64,8 +69,12 @@ def add_import_arguments(p: argparse.ArgumentParser) -> None:
 
 def add_health_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a job's health: those of an import that keeps no run."""
-    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, one of nccl-tests, or JSON such as "
-                   "{\"all_reduce_busbw_gb_s\": 350}")  # fmt: skip
+    p.add_argument(
+        "log",
+        type=Path,
+        metavar="LOG",
+        help='a trainer\'s log, one of nccl-tests, or JSON such as {"all_reduce_busbw_gb_s": 350}',
+    )
     add_machine_arguments(p)
     add_world_size_argument(p)
     add_json_argument(p)
@@ -74,8 +83,13 @@ def add_health_arguments(p: argparse.ArgumentParser) -> None:
 
 def add_learn_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of learning."""
-    p.add_argument("runs", type=Path, nargs="+", metavar="RUNS.jsonl", help="measured runs of one machine, framework and "
-                   "precision (docs/cases.md)")  # fmt: skip
+    p.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUNS.jsonl",
+        help="measured runs of one machine, framework and precision (docs/cases.md)",
+    )
     p.add_argument("--output", type=Path, required=True, metavar="OUT.json", help="factors, for --learned of other commands")
 
 
@@ -98,16 +112,21 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     run, findings = problem.run, health(solutions, 0, observed)
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {problem.cost.device.name}; "
-        f"{inputs.said}\n{describe(solutions, 0)}\n{inputs.notes(rounded)}", markup=False,
-    )  # fmt: skip
+        f"{inputs.said}\n{describe(solutions, 0)}\n{inputs.notes(rounded)}",
+        markup=False,
+    )
     show_health(console, findings)
     plain: dict[str, Any] = {"layout": layout_dict(solutions, 0), "findings": findings_list(findings)}
     if len(observed.steps):
         found = gap(as_measured(problem, observed), layout, float(np.median(observed.steps)))
         given = "your settings and links" if observed.busbw or observed.busbw_in_node else "your settings"
         console.print("\n".join(["", *gap_lines(found, given)]), markup=False)
-        plain |= {"measured_step_s": found.measured, "predicted_step_s": found.predicted, "best_step_s": found.best,
-                  "switches": named(found.switches)}  # fmt: skip
+        plain |= {
+            "measured_step_s": found.measured,
+            "predicted_step_s": found.predicted,
+            "best_step_s": found.best,
+            "switches": named(found.switches),
+        }
     if trace is not None:
         plain["trace"] = _show_trace(console, trace, explain(solutions, 0))
     if args.runs:
@@ -120,8 +139,10 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
 def _show_trace(console: Console, trace: Trace, explanation: Explanation) -> dict[str, Any]:
     """Print the median step of a trace beside the predicted one, part by part; return both for JSON."""
     found, ours = traced(trace), predicted_parts(explanation)
-    table = Table(title=f"The median step of the trace ({trace.said}) beside the prediction, which is of the slowest stage",
-                  title_justify="left")  # fmt: skip
+    table = Table(
+        title=f"The median step of the trace ({trace.said}) beside the prediction, which is of the slowest stage",
+        title_justify="left",
+    )
     for name in ("part of the step", "predicted", "traced", "traced / predicted"):
         table.add_column(name, justify="left" if name == "part of the step" else "right")
     for name in PARTS:
@@ -131,8 +152,15 @@ def _show_trace(console: Console, trace: Trace, explanation: Explanation) -> dic
     table.add_row("step", seconds(explanation.seconds), seconds(found.step), f"{found.step / explanation.seconds:.2f}")
     console.print(table)
     console.print("\n".join(trace_lines(found, explanation)), markup=False)
-    return {"traced": {"step_s": found.step, "parts_s": dict(found.parts), "exposed_s": dict(found.exposed),
-                       "overlapped_s": found.overlapped}, "predicted_parts_s": ours}  # fmt: skip
+    return {
+        "traced": {
+            "step_s": found.step,
+            "parts_s": dict(found.parts),
+            "exposed_s": dict(found.exposed),
+            "overlapped_s": found.overlapped,
+        },
+        "predicted_parts_s": ours,
+    }
 
 
 def _config_of(args: argparse.Namespace) -> RunConfig | None:
@@ -153,7 +181,7 @@ def _config_of(args: argparse.Namespace) -> RunConfig | None:
 
 def _case_of(
     args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layout: Strategy, observed: Observation
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the run as a case. Raises InputError where nothing was measured, or the hardware has no name to find it by."""
     measured: dict[str, Any] = {}
     if len(observed.steps):
@@ -198,18 +226,22 @@ def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, 
     """Return a measured run as a case (docs/cases.md), which reads back as the same model, cluster and layout."""
     problem = solutions.problem
     return {
-        "id": name, "hardware": hardware, "cluster": cluster_keys(problem.cluster),
-        "model": _stated(problem.model), "measured": measured,
+        "id": name,
+        "hardware": hardware,
+        "cluster": cluster_keys(problem.cluster),
+        "model": _stated(problem.model),
+        "measured": measured,
         "run": {name: value for name, value in vars(layout).items() if value is not None},
-    }  # fmt: skip
+    }
 
 
 def _stated(model: ModelSpec) -> dict[str, Any]:
     """Return the keys of a model that differ from their defaults."""
     return {
-        field.name: value for field in fields(model)
+        field.name: value
+        for field in fields(model)
         if (value := getattr(model, field.name)) != field.default and value not in (None, (), [])
-    }  # fmt: skip
+    }
 
 
 def learn_runs(args: argparse.Namespace, console: Console) -> None:
@@ -224,8 +256,9 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
     console.print(
         f"runs left out in turn: median error {found.median_before:.1%} before, {found.median_after:.1%} after; inside the 90% "
         f"interval {found.inside_before:.0%} before, {found.inside_after:.0%} after; its half width {found.spread_before:.0%} "
-        f"before, {found.spread_after:.0%} after", markup=False,
-    )  # fmt: skip
+        f"before, {found.spread_after:.0%} after",
+        markup=False,
+    )
     skipped = {**twins, **{prediction.case.id: str(prediction.skipped) for prediction in lesson.skipped}}
     console.print(
         "\n".join(f"skipped {name}: {why}" for name, why in skipped.items()), markup=False, end="\n" if skipped else ""
@@ -233,8 +266,9 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
     if found.median_after >= found.median_before:
         console.print(
             f"Nothing was learned that holds for other runs, so {args.output} is not written: predict without it.",
-            style="bold red", markup=False,
-        )  # fmt: skip
+            style="bold red",
+            markup=False,
+        )
         return
     write_learned(args.output, lesson.learned, vars(found))
     console.print(f"wrote {args.output}; use it with --learned {args.output}", markup=False)
@@ -242,8 +276,9 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
 
 def _factors(lesson: Lesson) -> Table:
     learned = lesson.learned
-    table = Table(title=f"Learned from {learned.runs} runs; every kind of time also has the factor of the step",
-                  title_justify="left")  # fmt: skip
+    table = Table(
+        title=f"Learned from {learned.runs} runs; every kind of time also has the factor of the step", title_justify="left"
+    )
     for name in ("time of", "takes", "uncertainty"):
         table.add_column(name, justify="left" if name == "time of" else "right")
     for i, name in enumerate(FACTORS):

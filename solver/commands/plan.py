@@ -48,8 +48,9 @@ def add_plan_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--min_gpus", type=int, default=_LEAST, metavar="GPUS", help=f"fewest GPUs to look at (default {_LEAST})")
     p.add_argument("--max_gpus", type=int, default=_MOST, metavar="GPUS", help=f"most GPUs to look at (default {_MOST})")
     p.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
-    p.add_argument("--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU-hour: "
-                   + MACHINES)  # fmt: skip
+    p.add_argument(
+        "--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU-hour: " + MACHINES
+    )
     add_interruption_arguments(p)
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="search only layouts with these")
     p.add_argument("--jobs", type=int, default=1, help="processes that share each search (default 1)")
@@ -212,9 +213,15 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
         worlds = worlds_between(args.min_gpus, args.max_gpus, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found, none = trainings(
-                on, batch, args.tokens, worlds, report,
-                machine=replace(machine, watts=_watts(inputs.profile)), fixed=fixed, jobs=args.jobs,
-            )  # fmt: skip
+                on,
+                batch,
+                args.tokens,
+                worlds,
+                report,
+                machine=replace(machine, watts=_watts(inputs.profile)),
+                fixed=fixed,
+                jobs=args.jobs,
+            )
     except InputError as error:
         return [], f"{front}{error}"
     if interrupted(args):

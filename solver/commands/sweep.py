@@ -42,8 +42,7 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--models", required=True, metavar="MODEL,...", help="names as of --model_size, or files as of --config")
     p.add_argument("--world_sizes", required=True, metavar="GPUS,...", help="numbers of GPUs, as in 64,128,256")
-    p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help=f"{MACHINES} "
-                   f"(default {DEFAULT_PROFILE})")  # fmt: skip
+    p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help=f"{MACHINES} (default {DEFAULT_PROFILE})")
     p.add_argument("--seq_lens", metavar="TOKENS,...", help="sequences (default: each model's own)")
     p.add_argument("--frameworks", metavar="NAME,...", help="frameworks or their releases (default: each model's own)")
     p.add_argument(
@@ -105,11 +104,13 @@ def _asked(args: argparse.Namespace) -> list[Point]:
     for framework in filter(None, frameworks):
         known_framework(framework)
     found = points(
-        model=models, seq_len=_numbers("seq_lens", args.seq_lens, "seq_len"), machine=machines,
+        model=models,
+        seq_len=_numbers("seq_lens", args.seq_lens, "seq_len"),
+        machine=machines,
         framework=frameworks,
         world_size=_numbers("world_sizes", args.world_sizes, "world_size"),
         global_batch_size=_numbers("global_batch_sizes", args.global_batch_sizes, "global_batch_size"),
-    )  # fmt: skip
+    )
     if len(found) > _MOST:
         raise InputError(f"that is {len(found):,} problems; at most {_MOST:,} are swept at once")
     if args.plot:

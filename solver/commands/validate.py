@@ -33,9 +33,14 @@ def validate(path: Path, json_path: Path | None, approximate: bool, console: Con
     with progress_bar("predicting cases") as report:
         predictions = predict_cases(cases, CostModels(known_profiles()), report, approximate)
     show_validation(
-        console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
-        regret(predictions), worst(predictions),
-    )  # fmt: skip
+        console,
+        predictions,
+        time_scores(predictions),
+        memory_scores(predictions),
+        confusion(predictions),
+        regret(predictions),
+        worst(predictions),
+    )
     if json_path:
         write_json(json_path, {"cases": as_json(predictions)})
         console.print(f"wrote {json_path}", markup=False)

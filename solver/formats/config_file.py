@@ -133,9 +133,14 @@ def _internevo(source: Source) -> FileRun:
 
 
 _READERS: Mapping[str, Callable[[Source], FileRun]] = {
-    ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
-    ".json": _json_run, **dict.fromkeys((".sbatch", ".slurm", ".bash"), read_script_file),
-}  # fmt: skip
+    ".py": _internevo,
+    ".sh": read_script_file,
+    ".toml": read_torchtitan,
+    ".yaml": read_yaml_file,
+    ".yml": read_yaml_file,
+    ".json": _json_run,
+    **dict.fromkeys((".sbatch", ".slurm", ".bash"), read_script_file),
+}
 CONFIG_ENDINGS = tuple(_READERS)  #: of the files that load_run_config reads
 
 

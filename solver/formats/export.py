@@ -93,8 +93,12 @@ KINDS = (
 
 #: What belongs to the data or to the environment of a run.
 _NO_SETTINGS: Mapping[str, Any] = {
-    "moe_imbalance": 1.0, "moe_routing": "random", "document_lengths": "", "launch_blocking": False, "collective_checks": None,
-}  # fmt: skip
+    "moe_imbalance": 1.0,
+    "moe_routing": "random",
+    "document_lengths": "",
+    "launch_blocking": False,
+    "collective_checks": None,
+}
 
 
 def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int, keep: Path | None = None) -> list[Path]:

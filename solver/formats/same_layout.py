@@ -23,9 +23,13 @@ from solver.spec.strategy import CONSTANTS, Strategy, filled
 
 #: Axes that divide a pipeline.
 _PIPELINE = (
-    "schedule", "vpp", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-)  # fmt: skip
+    "schedule",
+    "vpp",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 
 
 def effective(model: ModelSpec, run: Strategy) -> Strategy:
@@ -123,11 +127,14 @@ def _plain(model: ModelSpec, tp: int) -> ModelSpec:
     experts = tuple(int(has_experts(model, layer)) for layer in range(model.num_hidden_layers))
     by_layer = any(experts) and not model.one_block_layers
     changes: dict[str, Any] = {
-        "name": "", "untimed": (), "first_k_dense_replace": 0, "moe_layer_freq": experts if by_layer else 1,
+        "name": "",
+        "untimed": (),
+        "first_k_dense_replace": 0,
+        "moe_layer_freq": experts if by_layer else 1,
         "padded_vocab_size": model.padded_vocab(tp),
         "norm_bias": model.norm == "layernorm" and model.norm_bias,
         "max_position_embeddings": model.max_position_embeddings if model.position == "learned" else 0,
-    }  # fmt: skip
+    }
     if model.has_latent_attention:
         changes |= {"num_key_value_heads": model.num_attention_heads, "head_dim": 1, "qk_norm": "none"}
     if all(experts):

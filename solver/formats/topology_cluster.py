@@ -20,8 +20,17 @@ from profiler.units import GBIT
 TOPOLOGY = "topology"
 ENDING = ".topo"
 #: Types of GPUs as topology files name them -> the profile with their kernels, where none is stated.
-_HARDWARE = {"A100": "a100_sxm_80gb", "A800": "a800_sxm", "H100": "h100_sxm", "H800": "h800_sxm", "H20": "h20",
-             "H200": "h200_sxm", "B200": "b200_sxm", "GB200": "gb200", "GB300": "gb300"}  # fmt: skip
+_HARDWARE = {
+    "A100": "a100_sxm_80gb",
+    "A800": "a800_sxm",
+    "H100": "h100_sxm",
+    "H800": "h800_sxm",
+    "H20": "h20",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+}
 _MOST_IN_A_HOST = 8  #: GPUs of a server beyond which it is an NVLink domain of several hosts
 
 
@@ -54,9 +63,12 @@ def topology_cluster(cluster: str) -> dict[str, Any]:
     domain = {"gpus_per_node": per, "nvlink_domain": per} if per <= _MOST_IN_A_HOST else {"nvlink_domain": per}
     hardware = _HARDWARE.get(topology.gpu_type)
     return {
-        "name": topology.name, TOPOLOGY: topology, **domain, **({"inter_node_gbit_per_gpu": rate / GBIT} if rate else {}),
+        "name": topology.name,
+        TOPOLOGY: topology,
+        **domain,
+        **({"inter_node_gbit_per_gpu": rate / GBIT} if rate else {}),
         **({"hardware": hardware} if hardware else {}),
-    }  # fmt: skip
+    }
 
 
 def _generated(text: str) -> Topology:

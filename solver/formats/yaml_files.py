@@ -13,9 +13,13 @@ from solver.formats.primus.config import is_primus, read_primus
 from solver.formats.syntax.yaml_text import read_yaml
 
 _KINDS = (
-    (is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge),
-    (is_nemo, read_nemo), (is_primus, read_primus), (is_accelerate, read_accelerate),
-)  # fmt: skip
+    (is_nanotron, read_nanotron),
+    (is_megatron_test, read_megatron_test),
+    (is_bridge, read_bridge),
+    (is_nemo, read_nemo),
+    (is_primus, read_primus),
+    (is_accelerate, read_accelerate),
+)
 
 
 def read_yaml_file(source: Source) -> FileRun:

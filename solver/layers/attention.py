@@ -23,8 +23,14 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     return [
         *gradient_sums(shapes, "norm1", ATTENTION, len(projections)),
         *column_linears(shapes, ATTENTION, model.hidden_size, projections),
-        *bias_ops(shapes, "wqkv", ATTENTION, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
-                  shapes.framework.kernels.bias_apart),
+        *bias_ops(
+            shapes,
+            "wqkv",
+            ATTENTION,
+            shapes.linear_tokens * _columns(shapes),
+            model.qkv_bias,
+            shapes.framework.kernels.bias_apart,
+        ),
         *_split_copies(shapes),
         *_qk_norm(shapes),
         *_head_exchange(shapes),
@@ -34,7 +40,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
         *row_linear(shapes, "wo", ATTENTION, model.hidden_size, q_width // shapes.split),
         *kept_input_casts(shapes, "wo", ATTENTION, shapes.linear_tokens, q_width // shapes.split),
         *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
-    ]  # fmt: skip
+    ]
 
 
 def _split_copies(shapes: Shapes) -> list[Op]:

@@ -68,9 +68,16 @@ def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
 
 
 def _flash(
-    shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1, window: bool = False,
+    shapes: Shapes,
+    name: str,
+    count: Array,
+    seq_q: Array,
+    seq_kv: Array,
+    causal: bool,
+    blocks: Array = 1,
+    window: bool = False,
     held: Array | None = None,
-) -> list[Op]:  # fmt: skip
+) -> list[Op]:
     """One call of the kernel, forward and backward; blocks: parts of each sequence that it treats like sequences.
 
     held: the keys that the rank holds, which have gradients, where a query sees fewer (seq_kv). window: these are the keys of a
@@ -78,9 +85,16 @@ def _flash(
     (predictor.kernels.fp8_attention: 0.5, 1.8, 6.3, 23.7 and 91.5 ms of fp8 at 2k to 32k tokens, 0.2 to 3.6 ms in 16 bits).
     """
     heads, kv_heads = _heads_after_cp(shapes)
-    dims = {"batch": shapes.keys.micro_batch_size * blocks, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads,
-            "kv_heads": kv_heads, "head_dim": shapes.model.qk_head_dim, "v_head_dim": shapes.model.value_head_dim,
-            "causal": causal}  # fmt: skip
+    dims = {
+        "batch": shapes.keys.micro_batch_size * blocks,
+        "seq_q": seq_q,
+        "seq_kv": seq_kv,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": shapes.model.qk_head_dim,
+        "v_head_dim": shapes.model.value_head_dim,
+        "causal": causal,
+    }
 
     ran = shapes.run.precision if _in_fp8(shapes) else ""
     queries = dims["batch"] * seq_q * heads
@@ -162,11 +176,14 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     return [
         *copies,
         *(context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
-        *(_whole_sequence(shapes, ones, local) if window
-          else _flash(shapes, "attention", ones * share, local, local, True, blocks)),
+        *(
+            _whole_sequence(shapes, ones, local)
+            if window
+            else _flash(shapes, "attention", ones * share, local, local, True, blocks)
+        ),
         *_flash(shapes, "attention.step", steps * share, local, np.maximum(local // 2, 1), False, blocks),
         *ring_ops(shapes, steps),
-    ]  # fmt: skip
+    ]
 
 
 def _layout_copies(shapes: Shapes) -> list[Op]:
@@ -216,7 +233,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     fused = wide or shapes.fused_softmax
     softmax = memory_bound(
         "softmax", ATTENTION, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused, gradient="softmax_grad"
-    )  # fmt: skip
+    )
     # dropout reads and writes the probabilities and a one-byte mask
     scores = probabilities * float(shapes.dropout)
     masked = 2 * shapes.element + 1

@@ -38,20 +38,26 @@ def attention_block(model: ModelSpec, kind: LayerKind) -> Block:
         return NO_BLOCK
     if kind.state_space:
         return Block(
-            state_space.state_space_ops, state_space.state_space_saved, state_space.state_space_working_bytes,
+            state_space.state_space_ops,
+            state_space.state_space_saved,
+            state_space.state_space_working_bytes,
             state_space.state_space_weights,
-        )  # fmt: skip
+        )
     if kind.linear:
         return Block(
-            linear_attention.linear_attention_ops, linear_attention.linear_attention_saved,
-            linear_attention.linear_attention_working_bytes, linear_attention.linear_attention_weights,
-        )  # fmt: skip
+            linear_attention.linear_attention_ops,
+            linear_attention.linear_attention_saved,
+            linear_attention.linear_attention_working_bytes,
+            linear_attention.linear_attention_weights,
+        )
     if model.has_latent_attention:
         latent = latent_attention
         return Block(
-            latent.latent_attention_ops, latent.latent_attention_saved, attention_core.core_working_bytes,
+            latent.latent_attention_ops,
+            latent.latent_attention_saved,
+            attention_core.core_working_bytes,
             latent.latent_attention_weights,
-        )  # fmt: skip
+        )
     return Block(
         attention.attention_ops, attention.attention_saved, attention_core.core_working_bytes, attention.attention_weights
     )
@@ -64,6 +70,8 @@ def mlp_block(model: ModelSpec, kind: LayerKind) -> Block:
         return Block(moe.moe_ops, moe.moe_saved, moe.moe_working_bytes, moe.moe_weights)
     width = model.intermediate_size
     return Block(
-        partial(mlp.mlp_ops, intermediate=width), partial(mlp.mlp_saved, intermediate=width), mlp.mlp_working_bytes,
+        partial(mlp.mlp_ops, intermediate=width),
+        partial(mlp.mlp_saved, intermediate=width),
+        mlp.mlp_working_bytes,
         partial(mlp.mlp_weights, intermediate=width),
-    )  # fmt: skip
+    )

@@ -73,16 +73,30 @@ def _largest_of_all(shapes: Shapes, cast: Op, split: Array) -> list[Op]:
     where = np.asarray(split) & (shapes.keys.tp > 1)
     if not (shapes.gathers_quantised and where.any()):
         return []
-    return [replace(
-        cast, name=cast.name.replace("_cast", "_amax"), kind="all_reduce", dims=message(FP32, shapes.groups.tp), stream="tp",
-        count=np.where(where, 1.0, 0.0), variant=BEFORE_ANOTHER,
-    )]  # fmt: skip
+    return [
+        replace(
+            cast,
+            name=cast.name.replace("_cast", "_amax"),
+            kind="all_reduce",
+            dims=message(FP32, shapes.groups.tp),
+            stream="tp",
+            count=np.where(where, 1.0, 0.0),
+            variant=BEFORE_ANOTHER,
+        )
+    ]
 
 
 def _casts(
-    shapes: Shapes, name: str, module: str, phase: str, tokens: Array, width: Array, split: Array, done: bool,
+    shapes: Shapes,
+    name: str,
+    module: str,
+    phase: str,
+    tokens: Array,
+    width: Array,
+    split: Array,
+    done: bool,
     rotates: bool = True,
-) -> list[Op]:  # fmt: skip
+) -> list[Op]:
     """A cast, and what the copy in the other order needs: a second set of values from the same kernel where scales lie along an
     axis; else a transpose, written by the cast itself or, of gathered values, by a kernel of its own.
 
@@ -95,11 +109,25 @@ def _casts(
     mine = np.where(split, whole / shapes.keys.tp, whole)
     copies = 1 + recipe.by_axis
     again = (Recompute.FULL,) if phase == FORWARD else ()
-    cast = Op(f"{name}_cast", module, MEMORY_BOUND, phase, {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
-              variant=ROTATED_CAST if recipe.rotates and rotates else CAST, recomputed_by=again)  # fmt: skip
+    cast = Op(
+        f"{name}_cast",
+        module,
+        MEMORY_BOUND,
+        phase,
+        {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
+        variant=ROTATED_CAST if recipe.rotates and rotates else CAST,
+        recomputed_by=again,
+    )
     apart = np.where(split | done, 1.0, 0.0)
-    turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
-                variant=TRANSPOSE, launches=apart)  # fmt: skip
+    turned = Op(
+        f"{name}_transpose",
+        module,
+        MEMORY_BOUND,
+        INPUT_GRAD,
+        {"bytes": whole * recipe.element * (1.0 + apart)},
+        variant=TRANSPOSE,
+        launches=apart,
+    )
     scale = replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)
     scaled = [cast] if recipe.reads == 1 else [cast, scale, *_largest_of_all(shapes, cast, split)]
     return [*([] if done else scaled), *([] if recipe.by_axis else [turned])]

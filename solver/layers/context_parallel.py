@@ -69,16 +69,25 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 
     adding = 2.0 * FP32 + shapes.element
     return [
-        keys_and_values(FORWARD, ATTENTION_CORE), keys_and_values(INPUT_GRAD, ()),
-        Op("kv.gradients", ATTENTION, "p2p", INPUT_GRAD, message(FP32 * keys_values, hop), "cp", steps + ring,
-           ("attention.step.input_grad",) if eager else ()),
+        keys_and_values(FORWARD, ATTENTION_CORE),
+        keys_and_values(INPUT_GRAD, ()),
+        Op(
+            "kv.gradients",
+            ATTENTION,
+            "p2p",
+            INPUT_GRAD,
+            message(FP32 * keys_values, hop),
+            "cp",
+            steps + ring,
+            ("attention.step.input_grad",) if eager else (),
+        ),
         *sums("correction", merged, EAGER_MERGE if eager else adding, 0.0, steps),
         *sums("wide_context", shapes.context_elements, 2.0 * (FP32 + shapes.element), 0.0, ends),
         *sums("gradients", queries + keys_values, 0.0, adding, ring + added * steps),
         *sums("joined_keys", keys_values, joined, joined, steps * (shapes.run.cp_comm != "allgather")),
         *sums("joined_gradients", keys_values, 0.0, 2.0 * FP32, steps + ring),
         *sums("wide_gradients", queries + keys_values, 0.0, 2.0 * FP32 + shapes.element, ring),
-    ]  # fmt: skip
+    ]
 
 
 def _hop(group: Placement) -> Placement:
@@ -162,7 +171,7 @@ def kv_regather(shapes: Shapes) -> list[Op]:
 
 def exchange(
     shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray, recomputed_by: tuple[Recompute, ...]
-) -> list[Op]:  # fmt: skip
+) -> list[Op]:
     """All-to-alls between sequence and heads, forward and mirrored in backward, with the copies that split and concatenate."""
     ops: list[Op] = []
     for tensor, size in sizes.items():
@@ -170,9 +179,17 @@ def exchange(
             dims = message(size, shapes.groups.cp_heads if stream == "cp" else shapes.groups.tp)
             ops.append(Op(f"{name}.{tensor}", ATTENTION, "all2all", phase, dims, stream, where, recomputed_by=again))
             ops.append(
-                Op(f"{name}.{tensor}.copy", ATTENTION, MEMORY_BOUND, phase, {"bytes": 4.0 * size}, count=where,
-                   recomputed_by=again, variant="copy")
-            )  # fmt: skip
+                Op(
+                    f"{name}.{tensor}.copy",
+                    ATTENTION,
+                    MEMORY_BOUND,
+                    phase,
+                    {"bytes": 4.0 * size},
+                    count=where,
+                    recomputed_by=again,
+                    variant="copy",
+                )
+            )
     return ops
 
 

@@ -124,9 +124,10 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Clus
         *(norm_ops(shapes, "embedding_norm") if model.embedding_norm else []),
     ]
     weights = (
-        Weight("embedding", shapes.vocab * model.hidden_size), Weight("positions", positions),
+        Weight("embedding", shapes.vocab * model.hidden_size),
+        Weight("positions", positions),
         Weight("embedding_norm", model.embedding_norm * model.norm_parameters),
-    )  # fmt: skip
+    )
     if run.lora_rank:  # nothing before the first adapter has a gradient
         ops = [op for op in ops if op.phase == FORWARD]
     return LayerProgram("embedding", keys, tuple(with_sequence_copies(shapes, ops)), (), weights)
@@ -184,7 +185,16 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
         ):
             again = () if overlap or phase != FORWARD else gemm.recomputed_by
             gathers.append(
-                Op(f"{gemm.name}.{suffix}", gemm.module, op, phase, dims, "wp", where, under if overlap else (),
-                   recomputed_by=again)
-            )  # fmt: skip
+                Op(
+                    f"{gemm.name}.{suffix}",
+                    gemm.module,
+                    op,
+                    phase,
+                    dims,
+                    "wp",
+                    where,
+                    under if overlap else (),
+                    recomputed_by=again,
+                )
+            )
     return gathers

@@ -132,8 +132,10 @@ def _side_messages(shapes: Shapes, phase: str) -> tuple[list[Op], list[Op]]:
     size = expert_rows(shapes) * shapes.element
     if not shapes.framework.kernels.probabilities_in_activation:  # they are applied at home
         return [counts] * (phase == FORWARD and not shapes.run.moe_capacity_factor), []
-    scored = [op("probabilities", "all2all", size / keys.etp, groups.ep, keys.ep > 1),
-              op("etp.probabilities", gathering, size, groups.etp, keys.etp > 1)]  # fmt: skip
+    scored = [
+        op("probabilities", "all2all", size / keys.etp, groups.ep, keys.ep > 1),
+        op("etp.probabilities", gathering, size, groups.etp, keys.etp > 1),
+    ]
     return [counts] * (phase == FORWARD and not shapes.run.moe_capacity_factor), scored
 
 
@@ -163,8 +165,11 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
             return [rows, within]
         waits = waits_to_send(shapes) & (phase == FORWARD)
         return [
-            *before, replace(rows, after_wait=waits & (keys.ep > 1)), replace(within, after_wait=waits & (keys.ep == 1)), *after
-        ]  # fmt: skip
+            *before,
+            replace(rows, after_wait=waits & (keys.ep > 1)),
+            replace(within, after_wait=waits & (keys.ep == 1)),
+            *after,
+        ]
     if run.moe_dispatcher == "allgather":
         whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
         rows = op("", gathering, message(whole, groups.experts), keys.ep * keys.etp > 1)
@@ -191,7 +196,7 @@ def _routing_map(shapes: Shapes) -> list[Op]:
     count = np.where(several, 1.0, 0.0)
     gathered = Op(
         f"{DISPATCH}.routing", MODULE, "all_gather", FORWARD, message(size, experts), "ep", count, recomputed_by=WHOLE_LAYER
-    )  # fmt: skip
+    )
     scan = memory_bound(f"{DISPATCH}.scan", MODULE, "copy", size, 1.0, 0.0)
     return [gathered, *(replace(op, stream="ep", count=count) for op in scan)]
 
@@ -207,9 +212,11 @@ def _choices(shapes: Shapes) -> dict[str, Array]:
         return {"top_k": ranks, "experts": keys.ep * keys.etp, "groups": nodes, "chosen": blocks_of_token(shapes, nodes)}
     groups, chosen = router_choice(model)
     return {
-        "top_k": model.num_experts_per_tok * keys.etp, "experts": model.num_experts * keys.etp,
-        "groups": groups * keys.etp, "chosen": chosen * keys.etp,
-    }  # fmt: skip
+        "top_k": model.num_experts_per_tok * keys.etp,
+        "experts": model.num_experts * keys.etp,
+        "groups": groups * keys.etp,
+        "chosen": chosen * keys.etp,
+    }
 
 
 def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:

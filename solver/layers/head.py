@@ -53,9 +53,15 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster) 
     ops = with_sequence_copies(shapes, ops)
     output = np.zeros(len(keys)) if _with_projection(shapes) else _logits(shapes) * shapes.element
     return LayerProgram(
-        "head", keys, tuple(ops), saved, weights, transient_bytes=transient, output_bytes=output,
+        "head",
+        keys,
+        tuple(ops),
+        saved,
+        weights,
+        transient_bytes=transient,
+        output_bytes=output,
         output_beside_loss=output * (shapes.framework.memory.drops_logits and not _holds_logits(shapes)),
-    )  # fmt: skip
+    )
 
 
 def _vocab_ops(shapes: Shapes) -> list[Op]:

@@ -107,9 +107,12 @@ def _scan(shapes: Shapes) -> list[Op]:
     """The gated delta rule over whole sequences; it runs again only with its whole layer."""
     model = shapes.model
     dims = {
-        "batch": shapes.keys.micro_batch_size, "seq": shapes.run.seq_len, "heads": _heads(shapes),
-        "key_dim": model.linear_key_head_dim, "value_dim": model.linear_value_head_dim,
-    }  # fmt: skip
+        "batch": shapes.keys.micro_batch_size,
+        "seq": shapes.run.seq_len,
+        "heads": _heads(shapes),
+        "key_dim": model.linear_key_head_dim,
+        "value_dim": model.linear_value_head_dim,
+    }
     forward, backward = ({**dims, "backward": which} for which in (False, True))
     return [
         Op("delta_rule", ATTENTION, CHUNK_SCAN, FORWARD, forward, launches=SCAN_LAUNCHES[0], recomputed_by=WHOLE_LAYER),

@@ -105,12 +105,16 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     """Up (and gate) projection, activation and down projection of the experts that this rank holds, or holds a part of."""
     hidden, width = shapes.model.hidden_size, _width(shapes)
     rows, columns = expert_rows(shapes), shapes.model.up_matrices * width
-    between = [] if shapes.run.moe_fused_experts else [
-        *_by_expert(shapes, gradient_casts(shapes, "experts.w13", MODULE, rows, columns)),
-        *_clamps(shapes, rows * width),
-        *_waiting(shapes, activation_ops(shapes, "experts.activation", MODULE, rows * width)),
-        *_by_expert(shapes, input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False)),
-    ]  # fmt: skip
+    between = (
+        []
+        if shapes.run.moe_fused_experts
+        else [
+            *_by_expert(shapes, gradient_casts(shapes, "experts.w13", MODULE, rows, columns)),
+            *_clamps(shapes, rows * width),
+            *_waiting(shapes, activation_ops(shapes, "experts.activation", MODULE, rows * width)),
+            *_by_expert(shapes, input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False)),
+        ]
+    )
     return [
         *_padding(shapes, "experts.pad", rows * hidden),
         *_by_expert(shapes, input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False)),
@@ -241,13 +245,16 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
         fills = [replace(op, launches=op.launches * experts) for op in fills]
     grouped = [
         replace(
-            op, name=f"experts.{name}", kind=GROUPED_LINEAR, count=several,
+            op,
+            name=f"experts.{name}",
+            kind=GROUPED_LINEAR,
+            count=several,
             dims={**sizes, "passes": op.dims["layout"], "accumulate": op.dims["accumulate"]},
             launches=np.maximum(1.0 * handled.get(op.phase, 0) * experts, 1.0),
             variant="" if _launches_each(shapes) else ONE_KERNEL,
         )
         for op in plain
-    ]  # fmt: skip
+    ]
     return [*(replace(op, count=single) for op in plain), *grouped, *fills]
 
 

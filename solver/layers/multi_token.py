@@ -50,9 +50,12 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, 
         for weight in (*own, *layer.weights)
     ]
     return replace(
-        head, ops=(*head.ops, *again), saved=(*head.saved, *saved), weights=(*head.weights, *weights),
+        head,
+        ops=(*head.ops, *again),
+        saved=(*head.saved, *saved),
+        weights=(*head.weights, *weights),
         transient_bytes=head.transient_bytes + layer.transient_bytes,
-    )  # fmt: skip
+    )
 
 
 def _projection(shapes: Shapes) -> list[Op]:

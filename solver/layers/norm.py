@@ -17,8 +17,11 @@ def norm_ops(shapes: Shapes, name: str) -> list[Op]:
     elements = shapes.norm_tokens * shapes.model.hidden_size
     if shapes.fused_norm and shapes.framework.kernels.norm_kernels:
         per_half = elements * shapes.element / HALF
-        return [op for kind, forward, backward in shapes.framework.kernels.norm_kernels
-                for op in memory_bound(name, "norm", kind, per_half, forward, backward)]  # fmt: skip
+        return [
+            op
+            for kind, forward, backward in shapes.framework.kernels.norm_kernels
+            for op in memory_bound(name, "norm", kind, per_half, forward, backward)
+        ]
     wide = shapes.stream_element / shapes.element if shapes.fused_norm else 1.0  # the chain of kernels is in fp32 anyway
     return norm_passes(shapes, name, "norm", elements * wide)
 

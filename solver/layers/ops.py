@@ -22,7 +22,7 @@ from solver.layers.program import (
     Array,
     Op,
     message,
-)  # fmt: skip
+)
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
@@ -45,15 +45,24 @@ def linear(
     accumulate = shapes.run.grad_dtype == "fp32" and dtype not in ("fp32", "tf32") and shapes.accumulates
 
     def gemm(phase: str, m: Array, n: Array, k: Array) -> Op:
-        dims = {"m": m, "n": n, "k": k, "batch": 1, "layout": _LAYOUTS[phase],
-                "accumulate": accumulate and phase == WEIGHT_GRAD}  # fmt: skip
+        dims = {
+            "m": m,
+            "n": n,
+            "k": k,
+            "batch": 1,
+            "layout": _LAYOUTS[phase],
+            "accumulate": accumulate and phase == WEIGHT_GRAD,
+        }
         return Op(name, module, LINEAR, phase, dims, dtype=dtype)
 
     forward = replace(gemm(FORWARD, m, n, k), recomputed_by=WHOLE_LAYER)
     return [
-        *_autocast(shapes, name, module, n * k, m * k, dtype), forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
+        *_autocast(shapes, name, module, n * k, m * k, dtype),
+        forward,
+        gemm(INPUT_GRAD, m, k, n),
+        gemm(WEIGHT_GRAD, n, k, m),
         *filled(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
-    ]  # fmt: skip
+    ]
 
 
 #: Linears that read a norm's output.
@@ -75,9 +84,13 @@ def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Ar
 
 
 def filled(
-    shapes: Shapes, name: str, module: str, elements: Mapping[str, Array], count: Array = 1.0,
+    shapes: Shapes,
+    name: str,
+    module: str,
+    elements: Mapping[str, Array],
+    count: Array = 1.0,
     recomputed_by: tuple[Recompute, ...] = WHOLE_LAYER,
-) -> list[Op]:  # fmt: skip
+) -> list[Op]:
     """Return the kernels that fill the new tensors of each pass before it writes them, in deterministic runs.
 
     Source: torch.utils.deterministic.fill_uninitialized_memory, which torch.use_deterministic_algorithms turns on. elements: of
@@ -87,10 +100,19 @@ def filled(
     if not shapes.run.deterministic:
         return []
     return [
-        Op(f"{name}.fill", module, MEMORY_BOUND, phase, {"bytes": 1.0 * new * shapes.element}, count=count, variant="copy",
-           launches=0.0, recomputed_by=recomputed_by if phase == FORWARD else ())
+        Op(
+            f"{name}.fill",
+            module,
+            MEMORY_BOUND,
+            phase,
+            {"bytes": 1.0 * new * shapes.element},
+            count=count,
+            variant="copy",
+            launches=0.0,
+            recomputed_by=recomputed_by if phase == FORWARD else (),
+        )
         for phase, new in elements.items()
-    ]  # fmt: skip
+    ]
 
 
 #: Parts in which a GEMM runs whose output is reduce-scattered part by part (NeMo's user buffers: num_splits of its pipelined
@@ -142,7 +164,7 @@ def memory_bound(
         Op(name, module, MEMORY_BOUND, phase, {"bytes": elements * per_element}, variant=ran, recomputed_by=by)
         for phase, per_element, by, ran in passes
         if per_element
-    ]  # fmt: skip
+    ]
 
 
 def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: bool, apart: bool = False) -> list[Op]:
@@ -177,10 +199,17 @@ def tp_collective(
     """
     whole = shapes.tokens * shapes.model.hidden_size * shapes.element if size is None else size
     return Op(
-        name, module, op, phase, message(whole, shapes.groups.tp), stream="tp",
-        count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0), overlaps_with=overlaps_with, exposed_share=exposed_share,
+        name,
+        module,
+        op,
+        phase,
+        message(whole, shapes.groups.tp),
+        stream="tp",
+        count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0),
+        overlaps_with=overlaps_with,
+        exposed_share=exposed_share,
         recomputed_by=WHOLE_LAYER if phase == FORWARD else (),
-    )  # fmt: skip
+    )
 
 
 def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
@@ -194,11 +223,22 @@ def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         return list(ops)
     fused = shapes.run.tp_comm_overlap  # all but what no GEMM alone produces
     copies = [
-        Op(f"{op.name}.copy", op.module, MEMORY_BOUND, op.phase, {"bytes": 2.0 * op.dims["bytes"]}, count=op.count,
-           variant="copy", recomputed_by=op.recomputed_by)
-        for op in ops if op.stream == "tp" and op.kind in ("all_gather", "reduce_scatter") and np.any(op.count)
+        Op(
+            f"{op.name}.copy",
+            op.module,
+            MEMORY_BOUND,
+            op.phase,
+            {"bytes": 2.0 * op.dims["bytes"]},
+            count=op.count,
+            variant="copy",
+            recomputed_by=op.recomputed_by,
+        )
+        for op in ops
+        if op.stream == "tp"
+        and op.kind in ("all_gather", "reduce_scatter")
+        and np.any(op.count)
         and not (fused and op.overlaps_with)
-    ]  # fmt: skip
+    ]
     return [*ops, *copies]
 
 
@@ -315,6 +355,14 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
         tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, 1 / parts),
         *_partial_sums(shapes, name, module, FORWARD, whole, split),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
-        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward,
-                      size=whole * shapes.gathered_element),
-    ]  # fmt: skip
+        tp_collective(
+            shapes,
+            f"{name}.all_gather",
+            module,
+            "all_gather",
+            INPUT_GRAD,
+            split,
+            backward,
+            size=whole * shapes.gathered_element,
+        ),
+    ]

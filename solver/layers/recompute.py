@@ -54,11 +54,20 @@ DISCARDED = {
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
     "shared_experts": Discarded(_SHARED, modules=(SHARED,)),
     "moe": Discarded(
-        ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_clamped",
-         "expert_output", "probabilities", *_SHARED),
+        (
+            "router_scores",
+            "expert_input",
+            "expert_act_input",
+            "expert_act_output",
+            "expert_act_weighted",
+            "expert_clamped",
+            "expert_output",
+            "probabilities",
+            *_SHARED,
+        ),
         modules=(ROUTER, EXCHANGE, EXPERT_MODULE, SHARED),
     ),
-}  # fmt: skip
+}
 
 
 def discarded(shapes: Shapes, module: str) -> Discarded:
@@ -126,8 +135,7 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
         inputs = _COMPILED_INPUTS if shapes.run.compile else _INPUTS_OF_MODULES
         saved = [replace(tensor, dropped_by=()) if tensor.name in inputs else tensor for tensor in saved]
     if shapes.framework.recomputation.selective_keeps_qkv:
-        return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _PROJECTED))
-                for tensor in saved]  # fmt: skip
+        return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _PROJECTED)) for tensor in saved]
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]

@@ -193,11 +193,21 @@ class Shapes:
             run.cp_comm, np.ones_like(keys.cp)
         )
         return cls(
-            model=model, run=run, framework=framework, keys=keys, kind=kind,
-            groups=Groups.of(keys, cluster.gpus_per_domain, heads_shared), heads_shared=heads_shared,
-            tokens=tokens, local_tokens=local, linear_tokens=np.where(isp, local, tokens),
-            norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
+            model=model,
+            run=run,
+            framework=framework,
+            keys=keys,
+            kind=kind,
+            groups=Groups.of(keys, cluster.gpus_per_domain, heads_shared),
+            heads_shared=heads_shared,
+            tokens=tokens,
+            local_tokens=local,
+            linear_tokens=np.where(isp, local, tokens),
+            norm_tokens=np.where(mtp, tokens, local),
+            split=np.where(isp, 1, keys.tp),
             heads=np.maximum(model.num_attention_heads // keys.tp, 1),
             kv_heads=np.maximum(model.num_key_value_heads // keys.tp, 1),
-            vocab=np.maximum(model.padded_vocab(keys.tp) // keys.tp, 1), sequence_split=sequence_split, keeps_shard=keeps_shard,
-        )  # fmt: skip
+            vocab=np.maximum(model.padded_vocab(keys.tp) // keys.tp, 1),
+            sequence_split=sequence_split,
+            keeps_shard=keeps_shard,
+        )

@@ -55,10 +55,14 @@ def _scan(shapes: Shapes) -> list[Op]:
     """The state-space kernels over whole sequences."""
     model = shapes.model
     dims = {
-        "batch": shapes.keys.micro_batch_size, "seq": shapes.run.seq_len, "heads": model.mamba_num_heads // shapes.split,
-        "head_dim": model.mamba_head_dim, "state_dim": model.mamba_state_dim,
-        "groups": model.mamba_num_groups // shapes.split, "chunk": model.mamba_chunk_size,
-    }  # fmt: skip
+        "batch": shapes.keys.micro_batch_size,
+        "seq": shapes.run.seq_len,
+        "heads": model.mamba_num_heads // shapes.split,
+        "head_dim": model.mamba_head_dim,
+        "state_dim": model.mamba_state_dim,
+        "groups": model.mamba_num_groups // shapes.split,
+        "chunk": model.mamba_chunk_size,
+    }
     forward = Op("state_space", MAMBA, STATE_SPACE, FORWARD, {**dims, "backward": False}, launches=SCAN_LAUNCHES[0])
     backward = {**dims, "backward": True}
     return [forward, replace(forward, phase=INPUT_GRAD, dims=backward, launches=SCAN_LAUNCHES[1])]

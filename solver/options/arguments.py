@@ -22,10 +22,32 @@ DEFAULT_MODEL = "7"
 _PICTURES = ("plot", "plot_scaling", "plot_stages")
 _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
-    "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
-    "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
-    "export", "trace", "memory_trace", "learned", "set", "no_timing", *_PICTURES, *_OF_A_SEARCH,
-)  # fmt: skip
+    "run_all_solu",
+    "config",
+    "model_size",
+    "world_size",
+    "global_batch_size",
+    "pre_profiling_data_path",
+    "profile",
+    "as_device",
+    "cluster",
+    "seq_len",
+    "framework",
+    "memory_limit_gib",
+    "csv",
+    "fix",
+    "round_batch",
+    "health",
+    "balance",
+    "export",
+    "trace",
+    "memory_trace",
+    "learned",
+    "set",
+    "no_timing",
+    *_PICTURES,
+    *_OF_A_SEARCH,
+)
 
 
 _NAMES = ("cluster", "as_device")  #: of something known, or a file
@@ -33,9 +55,13 @@ _NAMES = ("cluster", "as_device")  #: of something known, or a file
 _READ = ("config", "pre_profiling_data_path", "learned", "validate", "health", "log", "file", *_NAMES)
 _FILES = (*_READ, "runs", "output", "json", "csv", "measurements", "export", "trace", "memory_trace", "report", *_PICTURES)
 _ARGUMENTS = {
-    ("import", "log"): "LOG", ("health", "log"): "LOG", ("validate", "file"): "FILE", ("learn", "runs"): "RUNS",
-    ("sweep", "output"): "OUT", ("export", "export"): "OUT",
-}  # fmt: skip
+    ("import", "log"): "LOG",
+    ("health", "log"): "LOG",
+    ("validate", "file"): "FILE",
+    ("learn", "runs"): "RUNS",
+    ("sweep", "output"): "OUT",
+    ("export", "export"): "OUT",
+}
 
 
 class StoreOnce(argparse.Action):
@@ -57,22 +83,38 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
-    p.add_argument("--env", action="append", metavar="NAME=VALUE", help="an environment variable that the script in --config "
-                   "reads (repeatable)")  # fmt: skip
+    p.add_argument(
+        "--env",
+        action="append",
+        metavar="NAME=VALUE",
+        help="an environment variable that the script in --config reads (repeatable)",
+    )
     p.add_argument("--vocab_size", type=int, help="vocabulary size, where the config names a tokenizer without it")
     p.add_argument("--model_size", help="a shipped model: a name of configs/models, or 7 (InternLM2, the default), 20, 70, 104")
-    p.add_argument("--global_batch_size", type=int, help="tokens per step (default: the config's own batch, on as "
-                   f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})")  # fmt: skip
-    p.add_argument("--round_batch", action="store_true", help="round a global batch that does not divide: to whole sequences, "
-                   "and to a multiple of the GPUs of a search, or of the config's dp * micro batch")  # fmt: skip
+    p.add_argument(
+        "--global_batch_size",
+        type=int,
+        help="tokens per step (default: the config's own batch, on as "
+        f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})",
+    )
+    p.add_argument(
+        "--round_batch",
+        action="store_true",
+        help="round a global batch that does not divide: to whole sequences, "
+        "and to a multiple of the GPUs of a search, or of the config's dp * micro batch",
+    )
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
     p.add_argument(
         "--profile",
         help=f"a shipped profile: {', '.join(shipped_profiles())}; one derived from these: "
         f"{', '.join(derived_profiles())}; or data, measured here (default {DEFAULT_PROFILE}, or that of --cluster)",
     )
-    p.add_argument("--as", dest="as_device", metavar="DEVICE", help="rescale the profile to another device: one of "
-                   "configs/devices, or a device file of your own (.json)")  # fmt: skip
+    p.add_argument(
+        "--as",
+        dest="as_device",
+        metavar="DEVICE",
+        help="rescale the profile to another device: one of configs/devices, or a device file of your own (.json)",
+    )
     p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
     p.add_argument(
         "--seq_len",
@@ -93,19 +135,45 @@ def add_prediction_arguments(p: argparse.ArgumentParser, of_one: bool = True) ->
     """Add the arguments of a prediction, of one layout or of all. of_one: those too that only one layout has."""
     add_machine_arguments(p)
     add_world_size_argument(p)
-    p.add_argument("--no-timing", action="store_true", help="do not time new attention shapes on this machine's "
-                   f"GPU (default: up to {TIMING_SECONDS:.0f} s where it is the profile's device)")  # fmt: skip
+    p.add_argument(
+        "--no-timing",
+        action="store_true",
+        help="do not time new attention shapes on this machine's "
+        f"GPU (default: up to {TIMING_SECONDS:.0f} s where it is the profile's device)",
+    )
     if of_one:
-        p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
-                       "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what differs from it")  # fmt: skip
-    p.add_argument("--balance", action="store_true", help="assign the layers of the (best) layout to its stages one by one, "
-                   "and recompute to match, so that none is waited for")  # fmt: skip
-    p.add_argument("--export", type=Path, metavar="OUT", help="write the (best) layout as its framework runs it: "
-                   "a script, .py, .toml, .yaml or .json (docs/formats.md)")  # fmt: skip
-    p.add_argument("--trace", type=Path, metavar="OUT", help="one step of the (best) layout pass by pass: a Chrome or Perfetto "
-                   "trace (.json), or a picture of it (.png, .svg)")  # fmt: skip
-    p.add_argument("--memory_trace", type=Path, metavar="OUT", help="memory of every stage through one step of it: a picture "
-                   "(.png, .svg), or a snapshot (.pickle) for torch's memory viewer")  # fmt: skip
+        p.add_argument(
+            "--health",
+            type=Path,
+            metavar="FILE",
+            help="what was measured of the config's layout: a trainer's log, "
+            'one of nccl-tests, or JSON such as {"step_s": 16.1}; says what differs from it',
+        )
+    p.add_argument(
+        "--balance",
+        action="store_true",
+        help="assign the layers of the (best) layout to its stages one by one, "
+        "and recompute to match, so that none is waited for",
+    )
+    p.add_argument(
+        "--export",
+        type=Path,
+        metavar="OUT",
+        help="write the (best) layout as its framework runs it: a script, .py, .toml, .yaml or .json (docs/formats.md)",
+    )
+    p.add_argument(
+        "--trace",
+        type=Path,
+        metavar="OUT",
+        help="one step of the (best) layout pass by pass: a Chrome or Perfetto trace (.json), or a picture of it (.png, .svg)",
+    )
+    p.add_argument(
+        "--memory_trace",
+        type=Path,
+        metavar="OUT",
+        help="memory of every stage through one step of it: a picture "
+        "(.png, .svg), or a snapshot (.pickle) for torch's memory viewer",
+    )
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
@@ -116,8 +184,7 @@ def add_world_size_argument(p: argparse.ArgumentParser) -> None:
 
 
 def add_approximate_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--approximate", action="store_true", help="leave out a model's soft caps "
-                   "instead of refusing the model")  # fmt: skip
+    p.add_argument("--approximate", action="store_true", help="leave out a model's soft caps instead of refusing the model")
 
 
 def add_search_arguments(p: argparse.ArgumentParser) -> None:
@@ -131,14 +198,22 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
         help="vary these axes; sizes (tp, cp, pp and the like) that are left out are as the config states them, or 1, and "
         "recomputation, ZeRO, tp_mode and micro batch as it states them, or free",
     )
-    p.add_argument("--also", metavar="AXIS[=VALUE/...],...", help="vary these constants of the run too, over all values or "
-                   f"these, each combination in a search of its own: {', '.join(CONSTANT_AXES)}")  # fmt: skip
+    p.add_argument(
+        "--also",
+        metavar="AXIS[=VALUE/...],...",
+        help="vary these constants of the run too, over all values or "
+        f"these, each combination in a search of its own: {', '.join(CONSTANT_AXES)}",
+    )
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
     p.add_argument("--report", type=Path, metavar="OUT.html", help="write the answer and what there is to decide as one page")
-    p.add_argument("--plot_scaling", type=Path, metavar="OUT", help="search an eighth to eight times as many GPUs too, "
-                   "with the same global batch, and draw tokens/s against GPUs")  # fmt: skip
+    p.add_argument(
+        "--plot_scaling",
+        type=Path,
+        metavar="OUT",
+        help="search an eighth to eight times as many GPUs too, with the same global batch, and draw tokens/s against GPUs",
+    )
 
 
 def add_json_argument(p: argparse.ArgumentParser) -> None:

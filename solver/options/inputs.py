@@ -111,9 +111,15 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of
     status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
     with nullcontext() if of_sweep else status:
         problem = load_problem(
-            config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
-            memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
-        )  # fmt: skip
+            config,
+            _world_size(args.world_size, config),
+            profile=profile,
+            cluster=cluster,
+            seq_len=args.seq_len,
+            memory_limit_gib=args.memory_limit_gib,
+            approximate=args.approximate,
+            **constants,
+        )
     if not of_sweep and args.approximate and not (config.model.capped_scores or config.model.capped_logits):
         raise InputError(f"--approximate changes nothing: {config.model.name} has no soft caps; leave it out")
     if getattr(args, "learned", None):

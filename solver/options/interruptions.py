@@ -18,10 +18,15 @@ _MTBF = ("mtbf", "mtbf_node", "mtbf_link")
 _NUMBERS = (*_MTBF, "restart", "repair", "storage", "node_storage", "checkpoint_interval")
 #: Options that need another.
 _NEEDS = {
-    "restart": _MTBF, "spares": ("repair",), "repair": _MTBF,
-    "node_storage": ("storage",), "checkpoint_interval": ("storage",), "async_checkpoints": ("storage",),
-    "one_writer": ("node_storage",), "storage": (*_MTBF, "checkpoint_interval"),
-}  # fmt: skip
+    "restart": _MTBF,
+    "spares": ("repair",),
+    "repair": _MTBF,
+    "node_storage": ("storage",),
+    "checkpoint_interval": ("storage",),
+    "async_checkpoints": ("storage",),
+    "one_writer": ("node_storage",),
+    "storage": (*_MTBF, "checkpoint_interval"),
+}
 _EVALUATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/(\d{1,9})")
 
 
@@ -33,15 +38,23 @@ def add_interruption_arguments(p: argparse.ArgumentParser) -> None:
     group.add_argument("--mtbf", type=float, metavar="HOURS", help="mean hours of one GPU between failures that stop the job")
     group.add_argument("--mtbf_node", type=float, metavar="HOURS", help="the same of a node, beside those of its GPUs")
     group.add_argument("--mtbf_link", type=float, metavar="HOURS", help="the same of a network link, of which each GPU has one")
-    group.add_argument("--restart", type=float, metavar="MINUTES", help="from a failure to the first new step: noticing, "
-                       f"starting, reading the checkpoint, warming up (default {_RESTART:g})")  # fmt: skip
+    group.add_argument(
+        "--restart",
+        type=float,
+        metavar="MINUTES",
+        help="from a failure to the first new step: noticing, "
+        f"starting, reading the checkpoint, warming up (default {_RESTART:g})",
+    )
     group.add_argument("--spares", type=int, metavar="NODES", help="nodes that wait to take over, paid for as long (default 0)")
     group.add_argument("--repair", type=float, metavar="HOURS", help="until a failed node is back (default 0: at once)")
     group.add_argument("--storage", type=float, metavar="GB/S", help="what storage takes from the job's checkpoints")
     group.add_argument("--node_storage", type=float, metavar="GB/S", help="what one node writes (default: as much as all)")
     group.add_argument("--one_writer", action="store_true", help="one node writes the checkpoint (default: each its share)")
-    group.add_argument("--async_checkpoints", action="store_true", help="train on while a checkpoint is written, once it is "
-                       "copied to the host (the cluster file states host_link_gb_s)")  # fmt: skip
+    group.add_argument(
+        "--async_checkpoints",
+        action="store_true",
+        help="train on while a checkpoint is written, once it is copied to the host (the cluster file states host_link_gb_s)",
+    )
     group.add_argument("--checkpoint_interval", type=float, metavar="MINUTES", help="of training (default: what loses least)")
     group.add_argument("--evaluation", metavar="SECONDS/STEPS", help="pause for evaluation, as in 60/1000")
 
@@ -78,14 +91,25 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     rank = problem.run.lora_rank
     size = each * (adapter_parameters(problem.model, rank) if rank else parameters(problem.model))
     failures = Failures(
-        args.mtbf or math.inf, args.mtbf_node or math.inf, args.mtbf_link or math.inf, 60 * (args.restart or _RESTART),
-        args.spares or 0, args.repair or 0.0,
-    )  # fmt: skip
+        args.mtbf or math.inf,
+        args.mtbf_node or math.inf,
+        args.mtbf_link or math.inf,
+        60 * (args.restart or _RESTART),
+        args.spares or 0,
+        args.repair or 0.0,
+    )
     interval = None if args.checkpoint_interval is None else 60 * args.checkpoint_interval
     saved = checkpoints(
-        size, gpus, cluster.gpus_per_node, storage=GB * (args.storage or math.inf), node=GB * (args.node_storage or math.inf),
-        host_link=cluster.host_link, asynchronous=args.async_checkpoints, one_writer=args.one_writer, interval=interval,
-    )  # fmt: skip
+        size,
+        gpus,
+        cluster.gpus_per_node,
+        storage=GB * (args.storage or math.inf),
+        node=GB * (args.node_storage or math.inf),
+        host_link=cluster.host_link,
+        asynchronous=args.async_checkpoints,
+        one_writer=args.one_writer,
+        interval=interval,
+    )
     pauses = 0.0
     if args.evaluation is not None:
         duration, steps = args.evaluation.split("/")

@@ -134,8 +134,9 @@ def comparison_table(sides: Sequence[Side]) -> Table:
     parts = [side.why.by_part() for side in sides]
     used = [part for part in PART_NAMES if any(found[part] for found in parts)]
     for part in used:
-        table.add_row(PART_NAMES[part], *(seconds(found[part]) if found[part] else "" for found in parts),
-                      end_section=part == used[-1])  # fmt: skip
+        table.add_row(
+            PART_NAMES[part], *(seconds(found[part]) if found[part] else "" for found in parts), end_section=part == used[-1]
+        )
     for row, part in enumerate(MEMORY_PARTS):
         sizes = [float(side.solutions.memory.parts[row, 0]) / GIB for side in sides]
         if max(sizes) >= _LEAST_GIB:

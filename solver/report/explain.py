@@ -188,10 +188,15 @@ def kind_names(kinds: Sequence[LayerKind]) -> list[str]:
     if len(kinds) == 1:
         return [""]
     words = [
-        (_mlp_of(kind), f"window {kind.window}" * (kind.window > 0), f"chunks {kind.chunk}" * (kind.chunk > 0), _mixer_of(kind),
-         "no rope" * (not kind.rope and kind.softmax and kind.has_mlp))
+        (
+            _mlp_of(kind),
+            f"window {kind.window}" * (kind.window > 0),
+            f"chunks {kind.chunk}" * (kind.chunk > 0),
+            _mixer_of(kind),
+            "no rope" * (not kind.rope and kind.softmax and kind.has_mlp),
+        )
         for kind in kinds
-    ]  # fmt: skip
+    ]
     differ = [i for i in range(5) if len({word[i] for word in words}) > 1]
     return [" ".join(filter(None, (word[i] for i in differ))) or "full" for word in words]
 
@@ -256,10 +261,13 @@ def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
         "gradient_sync": ("gradients.all_reduce" if whole else "gradients.reduce_scatter", TO_HOST),
         "parameter_gather": ("parameters.all_gather",),
         "optimizer": (
-            "optimizer.shard" if zero else "optimizer.whole", "gradient_norm", "tied_embedding",
-            buffer_op(solutions.problem, zero, pp), "weight_casts",
+            "optimizer.shard" if zero else "optimizer.whole",
+            "gradient_norm",
+            "tied_embedding",
+            buffer_op(solutions.problem, zero, pp),
+            "weight_casts",
         ),
-    }  # fmt: skip
+    }
 
 
 def _step_lines(solutions: Solutions, index: int, parts: dict[str, float]) -> list[Line]:

@@ -37,7 +37,7 @@ _SWITCHES: tuple[tuple[str, Any, str], ...] = (
     ("recompute", "none", "activations are recomputed"),
     ("launch_blocking", False, "every launch waits for the last: CUDA_LAUNCH_BLOCKING is set"),
     ("collective_checks", False, "torch checks each collective: TORCH_DISTRIBUTED_DEBUG=DETAIL is set"),
-)  # fmt: skip
+)
 #: A switch that saves less of the step is not named.
 _LEAST = 0.003
 
@@ -100,11 +100,17 @@ def _offered(problem: Problem, field: str, value: Any) -> bool:
     """Whether the framework of the job has the setting: its release can run it, or its best practice is to have it."""
     framework, can = problem.framework, problem.framework.can_run
     special = {
-        "zero": value in can.zero_stages, "tp_mode": TpMode.MSP in can.tp_modes, "tp_comm_overlap": can.tp_comm_overlap,
+        "zero": value in can.zero_stages,
+        "tp_mode": TpMode.MSP in can.tp_modes,
+        "tp_comm_overlap": can.tp_comm_overlap,
         "gradient_accumulation_fusion": framework.data_parallel.fused_gradient_accumulation,
-        "moe_exchange_overlap": can.overlaps_exchange, "delay_wgrad_compute": problem.run.moe_exchange_overlap,
-        "attention": True, "recompute": True, "launch_blocking": True, "collective_checks": problem.checks_collectives,
-    }  # fmt: skip
+        "moe_exchange_overlap": can.overlaps_exchange,
+        "delay_wgrad_compute": problem.run.moe_exchange_overlap,
+        "attention": True,
+        "recompute": True,
+        "launch_blocking": True,
+        "collective_checks": problem.checks_collectives,
+    }
     if field in special:
         return special[field]
     if field.startswith("moe_") and not problem.model.is_mixture_of_experts:
@@ -144,10 +150,9 @@ def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
     rates = [found.flops / taken / 1e12 for taken in (found.best, found.predicted, found.measured)]
     lines = [
         f"You get {rates[2]:,.0f} TFLOP/s per GPU ({seconds(found.measured)} a step); predicted with {given} "
-        f"{rates[1]:,.0f} ({seconds(found.predicted)})" + (
-            f", with the switches below {rates[0]:,.0f} ({seconds(found.best)})" if found.best < found.predicted else ""
-        )
-    ]  # fmt: skip
+        f"{rates[1]:,.0f} ({seconds(found.predicted)})"
+        + (f", with the switches below {rates[0]:,.0f} ({seconds(found.best)})" if found.best < found.predicted else "")
+    ]
     for switch in found.switches:
         room = "" if switch.fits else " (and it does not fit in memory without)"
         part = f", {found.share(switch.seconds):.0%} of the gap" if found.measured > found.best * 1.001 and switch.fits else ""

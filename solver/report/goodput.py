@@ -97,9 +97,17 @@ def check_host_link(host_link: float) -> None:
 
 
 def checkpoints(
-    size: float, gpus: int, per_node: int, *, storage: float, node: float = math.inf, host_link: float = 0.0,
-    asynchronous: bool = False, one_writer: bool = False, interval: float | None = None,
-) -> Checkpoints:  # fmt: skip
+    size: float,
+    gpus: int,
+    per_node: int,
+    *,
+    storage: float,
+    node: float = math.inf,
+    host_link: float = 0.0,
+    asynchronous: bool = False,
+    one_writer: bool = False,
+    interval: float | None = None,
+) -> Checkpoints:
     """Return what a checkpoint of ``size`` bytes costs.
 
     storage, node: bytes/s that storage takes from the job, that a node writes. one_writer: one node writes everything; else

@@ -121,10 +121,15 @@ def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterat
     low, high = there.interval
     if len(observed.steps):
         taken = float(np.median(observed.steps))
-        agrees = "whose uncertainty covers the measured one" if low <= taken <= high else (
-            "more than the measured one: the links were slower when they were measured than while the job ran"
-            if taken < low else "less than the measured one: something else is slow too"
-        )  # fmt: skip
+        agrees = (
+            "whose uncertainty covers the measured one"
+            if low <= taken <= high
+            else (
+                "more than the measured one: the links were slower when they were measured than while the job ran"
+                if taken < low
+                else "less than the measured one: something else is slow too"
+            )
+        )
         text += f", {agrees}"
     yield Finding(NOTE, text)
 

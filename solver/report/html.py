@@ -57,15 +57,29 @@ def write_report(
     model = rivals.problem.model
     title = f"{model.name} on {rivals.problem.run.world_size} x {rivals.problem.cost.device.name}"
     sections = [
-        _answer(rivals, why), _pictures(rivals, result), _breakdown(why), _memory(rivals), _rivals(decision),
-        _neighbours(decision), _sensitivities(decision), _assumptions(rivals, said, notes), _launch(rivals), _searched(result),
+        _answer(rivals, why),
+        _pictures(rivals, result),
+        _breakdown(why),
+        _memory(rivals),
+        _rivals(decision),
+        _neighbours(decision),
+        _sensitivities(decision),
+        _assumptions(rivals, said, notes),
+        _launch(rivals),
+        _searched(result),
         f"<h2>Made by</h2><pre>{escape(command)}</pre>",
-    ]  # fmt: skip
+    ]
     page = [
-        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">', f"<title>{escape(title)}</title>",
-        f"<style>{_STYLE}</style></head><body>", f"<h1>{escape(title)}</h1>", *sections, "</body></html>", "",
-    ]  # fmt: skip
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+        *sections,
+        "</body></html>",
+        "",
+    ]
     write_text(path, "\n".join(page))
 
 
@@ -110,21 +124,33 @@ def _breakdown(why: Explanation) -> str:
             bar = f'<span class="bar" style="width:{300 * value / why.seconds:.0f}px"></span>'
             rows.append([PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}", bar])
     lines = sorted(why.lines, key=lambda line: -line.seconds)[:12]
-    ops = [[line.name, line.module, seconds(line.seconds), f"{line.relative_std:.0%}",
-            line.basis.name.lower() if line.basis is not None else ""] for line in lines]  # fmt: skip
+    ops = [
+        [
+            line.name,
+            line.module,
+            seconds(line.seconds),
+            f"{line.relative_std:.0%}",
+            line.basis.name.lower() if line.basis is not None else "",
+        ]
+        for line in lines
+    ]
     shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
     return (
-        "<h2>Where the time goes</h2>" + _table(["part", "*time", "*share", ""], rows, raw=3)
+        "<h2>Where the time goes</h2>"
+        + _table(["part", "*time", "*share", ""], rows, raw=3)
         + f"<p>Share of the time on numbers that are {escape(shares)}.</p>"
         + _table(["longest ops", "module", "*time", "*uncertainty", "number is"], ops)
-    )  # fmt: skip
+    )
 
 
 def _memory(rivals: Solutions) -> str:
     parts = sorted(zip(MEMORY_PARTS, rivals.memory.parts[:, 0], strict=True), key=lambda item: -item[1])
     rows = [[name.replace("_", " "), f"{size / GIB:.1f}"] for name, size in parts if size >= 0.05 * GIB]
-    rows += [["allocated", f"{rivals.memory.allocated[0] / GIB:.1f}"], ["reserved", f"{rivals.memory.reserved[0] / GIB:.1f}"],
-             ["with CUDA context and NCCL", f"{rivals.memory.device[0] / GIB:.1f}"]]  # fmt: skip
+    rows += [
+        ["allocated", f"{rivals.memory.allocated[0] / GIB:.1f}"],
+        ["reserved", f"{rivals.memory.reserved[0] / GIB:.1f}"],
+        ["with CUDA context and NCCL", f"{rivals.memory.device[0] / GIB:.1f}"],
+    ]
     return f"<h2>What fills the memory of stage {int(rivals.memory.stage[0]) + 1}, the fullest</h2>" + _table(
         ["", "*GiB"], rows
     )
@@ -136,20 +162,31 @@ def _rivals(decision: Decision) -> str:
         return ""
     times, found = rivals.times.seconds, decision.chances
     rows = [
-        [seconds(float(times[i])), f"{times[i] / times[0] - 1:+.1%}", f"{rivals.memory.device[i] / GIB:.1f}", f"{found[i]:.0%}",
-         describe(rivals, i)]
+        [
+            seconds(float(times[i])),
+            f"{times[i] / times[0] - 1:+.1%}",
+            f"{rivals.memory.device[i] / GIB:.1f}",
+            f"{found[i]:.0%}",
+            describe(rivals, i),
+        ]
         for i in range(len(rivals))
-    ]  # fmt: skip
+    ]
     return "<h2>The best layouts of other sizes</h2>" + _table(["*step", "*beside", "*GiB", "*fastest with", "layout"], rows)
 
 
 def _neighbours(decision: Decision) -> str:
     around = decision.around
     rows = [
-        [step.axis, step.before, step.after, f"{around.change(step):+.1%}",
-         f"{around.solutions.memory.device[step.index] / GIB:.1f}", around.solutions.verdict(step.index)]
+        [
+            step.axis,
+            step.before,
+            step.after,
+            f"{around.change(step):+.1%}",
+            f"{around.solutions.memory.device[step.index] / GIB:.1f}",
+            around.solutions.verdict(step.index),
+        ]
         for step in around.steps
-    ]  # fmt: skip
+    ]
     text = "".join(f"<p>{escape(line)}</p>" for line in (standing(around), *kept_out(around)))
     return "<h2>One step away</h2>" + text + _table(["axis", "from", "to", "*step time", "*GiB", "fits"], rows)
 
@@ -183,10 +220,12 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
         if getattr(layout, field.name) != field.default or field.name in ("grad_dtype", "attention")
     ]
     lines = [
-        said, *notes.split("\n"), f"constants of the run: {', '.join(constants)}",
+        said,
+        *notes.split("\n"),
+        f"constants of the run: {', '.join(constants)}",
         *(f"standard deviation of {std:.0%} for {what}" for what, std in uncertainties(problem, layout).items()),
         *(f"if {setting.text}: {seconds(setting.seconds)}" for setting in other_settings(rivals, 0)),
-    ]  # fmt: skip
+    ]
     return "<h2>Assumed, and left open</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines if line) + "</ul>"
 
 

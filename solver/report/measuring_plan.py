@@ -26,8 +26,13 @@ class Measurement:
     share: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "shape": self.shape, "seconds": self.seconds, "relative_std": self.relative_std,
-                "share_of_uncertainty": self.share}  # fmt: skip
+        return {
+            "kernel": self.kernel,
+            "shape": self.shape,
+            "seconds": self.seconds,
+            "relative_std": self.relative_std,
+            "share_of_uncertainty": self.share,
+        }
 
 
 def measuring_plan(why: Explanation, most: int = MOST) -> tuple[Measurement, ...]:

@@ -144,8 +144,12 @@ def snapshot(step: StepTimeline, stages: list[StageTimeline]) -> dict[str, Any]:
         staying = [Block(part.replace("_", " "), 0.0, np.inf, size) for part, size in stage.staying.items()]
         for block in (*staying, *stage.blocks):
             size = round(block.size)
-            common = {"addr": address, "size": size, "stream": 0,
-                      "frames": [{"filename": stage.name, "line": 0, "name": block.words}]}  # fmt: skip
+            common = {
+                "addr": address,
+                "size": size,
+                "stream": 0,
+                "frames": [{"filename": stage.name, "line": 0, "name": block.words}],
+            }
             address += size + 512
             events.append((block.start, 1, {"action": "alloc", **common}))
             if np.isfinite(block.end):

@@ -68,11 +68,17 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "compute_by_module_s": why.by_module(),
         "basis": why.by_basis(),
         "ops": [
-            {"name": line.name, "module": line.module, "part": line.part, "seconds": line.seconds,
-             "relative_std": line.relative_std, "basis": line.basis.name.lower() if line.basis is not None else None}
+            {
+                "name": line.name,
+                "module": line.module,
+                "part": line.part,
+                "seconds": line.seconds,
+                "relative_std": line.relative_std,
+                "basis": line.basis.name.lower() if line.basis is not None else None,
+            }
             for line in why.lines
         ],
-    }  # fmt: skip
+    }
 
 
 def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
@@ -83,11 +89,14 @@ def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
         memory_of_stages(solutions, index),
     )
     return [
-        {"layers": int(layers[stage]), "breakdown_s": dict(zip(TIME_PARTS, times[:, stage].tolist(), strict=True)),
-         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True)),
-         "peak_memory_bytes": float(memory.device[stage])}
+        {
+            "layers": int(layers[stage]),
+            "breakdown_s": dict(zip(TIME_PARTS, times[:, stage].tolist(), strict=True)),
+            "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True)),
+            "peak_memory_bytes": float(memory.device[stage]),
+        }
         for stage in range(len(layers))
-    ]  # fmt: skip
+    ]
 
 
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
@@ -133,11 +142,15 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
         ],
         "best_of_mode": {mode: solution_dict(found, 0) for mode, found in result.best_of_mode.items()},
         "pareto": [
-            {"layout": layout_dict(result.pareto, i), "step_s": float(result.pareto.times.seconds[i]),
-             "tgs": float(result.pareto.tgs[i]), "peak_memory_bytes": float(result.pareto.memory.device[i])}
+            {
+                "layout": layout_dict(result.pareto, i),
+                "step_s": float(result.pareto.times.seconds[i]),
+                "tgs": float(result.pareto.tgs[i]),
+                "peak_memory_bytes": float(result.pareto.memory.device[i]),
+            }
             for i in range(len(result.pareto))
         ],
-    }  # fmt: skip
+    }
 
 
 def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -146,8 +159,11 @@ def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     for variant in variants:
         row: dict[str, Any] = {"constants": dict(variant.constants), "step_s": None, "reason": variant.reason}
         if variant.best:
-            row |= {"step_s": variant.seconds, "layouts_priced": variant.best.layouts_estimated,
-                    "layout": strategy_dict(variant.best.layout)}  # fmt: skip
+            row |= {
+                "step_s": variant.seconds,
+                "layouts_priced": variant.best.layouts_estimated,
+                "layout": strategy_dict(variant.best.layout),
+            }
         found.append(row)
     return found
 
@@ -156,9 +172,13 @@ def balanced_dict(balance: Balanced | None) -> dict[str, Any]:
     """Return what assigning single layers to the stages brings, if that was asked for."""
     if balance is None:
         return {}
-    found = {"layout": layout_dict(balance.solutions, 0), "step_s": balance.seconds, "evenly_dealt_step_s": balance.before,
-             "same_recomputation_step_s": balance.uniform if np.isfinite(balance.uniform) else None,
-             "peak_memory_bytes": float(balance.solutions.memory.device[0])}  # fmt: skip
+    found = {
+        "layout": layout_dict(balance.solutions, 0),
+        "step_s": balance.seconds,
+        "evenly_dealt_step_s": balance.before,
+        "same_recomputation_step_s": balance.uniform if np.isfinite(balance.uniform) else None,
+        "peak_memory_bytes": float(balance.solutions.memory.device[0]),
+    }
     return {"balanced": found}
 
 

@@ -31,8 +31,15 @@ def plan_figure(found: Sequence[Training], title: str, days: float | None = None
         (line, *_) = axes.errorbar(middle, [o.cost for o in own], xerr=errors, marker="o", ms=4, lw=1, capsize=2, label=label)
         labels += [(one.days[1], one.cost, f"{one.world_size:,}", line.get_color()) for one in own]
     front = efficient(found)
-    axes.plot([o.days[1] for o in front], [o.cost for o in front], "o", ms=10, mfc="none", mec="black",
-              label="none is both faster and cheaper")  # fmt: skip
+    axes.plot(
+        [o.days[1] for o in front],
+        [o.cost for o in front],
+        "o",
+        ms=10,
+        mfc="none",
+        mec="black",
+        label="none is both faster and cheaper",
+    )
     if days is not None:
         axes.axvline(days, color="tab:red", ls="--", label=f"{days:g} days")
     if budget is not None:

@@ -67,8 +67,17 @@ def _panel(axes: Axes, named: tuple[Any, ...], found: Sequence[Row], lines: Sequ
         below = [row["tgs"] * (1 - row["step_s"] / row["interval_high_s"]) for row in ordered]
         above = [row["tgs"] * (row["step_s"] / row["interval_low_s"] - 1) for row in ordered]
         at = [row["world_size"] for row in ordered]
-        axes.errorbar(at, rates, yerr=(below, above), fmt="o-", ms=4, capsize=2, lw=1.2, color=f"C{lines.index(key) % 10}",
-                      label=f"{key[0]}, {key[1]}")  # fmt: skip
+        axes.errorbar(
+            at,
+            rates,
+            yerr=(below, above),
+            fmt="o-",
+            ms=4,
+            capsize=2,
+            lw=1.2,
+            color=f"C{lines.index(key) % 10}",
+            label=f"{key[0]}, {key[1]}",
+        )
         top = max(top, *(rate + more for rate, more in zip(rates, above, strict=True)))
     axes.set_xscale("log", base=2)
     axes.set_xticks(worlds, [str(world) for world in worlds])

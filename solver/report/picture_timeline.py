@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 _COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
-_GREYS = {"parameter_gather": "0.6", "gradient_accumulation": "0.5", "gradient_sync": "0.45", "optimizer": "0.3",
-          "stragglers": "0.75"}  # fmt: skip
+_GREYS = {
+    "parameter_gather": "0.6",
+    "gradient_accumulation": "0.5",
+    "gradient_sync": "0.45",
+    "optimizer": "0.3",
+    "stragglers": "0.75",
+}
 _AFTER = 0.2  #: of a stretch of a long step, what comes after its passes
 _LETTERS = 20.0  #: of a pass's number, in an inch
 _MOST_PASSES = 80  #: of a stage, that a picture shows and labels with their micro batch
@@ -63,9 +68,15 @@ def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float], letters: 
     room = letters / (window[1] - window[0])
     for i in np.flatnonzero(visible & (length * room > np.char.str_len(line.micro_batch.astype(str)))):
         axes.text(
-            start[i] + length[i] / 2, line.stage[i], str(line.micro_batch[i]), ha="center", va="center", fontsize=5,
-            color="white", clip_on=True,
-        )  # fmt: skip
+            start[i] + length[i] / 2,
+            line.stage[i],
+            str(line.micro_batch[i]),
+            ha="center",
+            va="center",
+            fontsize=5,
+            color="white",
+            clip_on=True,
+        )
     stages = len(line.in_flight)
     for name, seconds, at in _around(step, begin):
         axes.broken_barh([(at, seconds)], (-0.4, stages - 0.2), facecolor=_GREYS[name])

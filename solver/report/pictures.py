@@ -37,9 +37,14 @@ def pareto_figure(result: SearchResult) -> Figure:
     for index in named:  # the curve rises: above it to the left, and below it to the right, nothing is drawn
         right = memory[index] > (memory.min() + memory.max()) / 2
         axes.annotate(
-            fill(describe(optimal, index), 45), (memory[index], tgs[index]), xytext=(-7, 5) if right else (7, -5), fontsize=7,
-            textcoords="offset points", ha="right" if right else "left", va="bottom" if right else "top",
-        )  # fmt: skip
+            fill(describe(optimal, index), 45),
+            (memory[index], tgs[index]),
+            xytext=(-7, 5) if right else (7, -5),
+            fontsize=7,
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="bottom" if right else "top",
+        )
     axes.set_xlabel("peak memory per GPU [GiB]")
     axes.set_ylabel("TGS [tokens per GPU per second]")
     axes.set_ylim(min(0.0, tgs.min() - 0.22 * tgs.max()), tgs.max() * 1.25)
@@ -91,8 +96,14 @@ def memory_figure(step: StepTimeline, stages: Sequence[StageTimeline], limit: fl
     for number, stage in enumerate(stages):
         colour = f"C{number}" if few else colormaps["turbo"](number / most)
         times, levels = stage.curve
-        axes.step([*times, step.end], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
-                  label=stage.name if len(stages) <= 16 else None)  # fmt: skip
+        axes.step(
+            [*times, step.end],
+            [*levels / GIB, levels[-1] / GIB],
+            where="post",
+            lw=0.8,
+            color=colour,
+            label=stage.name if len(stages) <= 16 else None,
+        )
         time, level = stage.peak
         axes.plot([time], [level / GIB], "v", ms=5, color=colour)
     fullest = max(stages, key=lambda stage: stage.peak[1])
@@ -122,8 +133,14 @@ def scaling_figure(results: Sequence[SearchResult]) -> Figure:
     for world, rate, result in zip(worlds, tgs, results, strict=True):  # upright, below the curve or above where it is low
         below = rate > 0.4 * top
         name = fill(describe(result.best, 0), 34)
-        axes.annotate(name, (world, 0.01 * top if below else 0.8 * top), rotation=90, fontsize=7,
-                      ha="center", va="bottom" if below else "top")  # fmt: skip
+        axes.annotate(
+            name,
+            (world, 0.01 * top if below else 0.8 * top),
+            rotation=90,
+            fontsize=7,
+            ha="center",
+            va="bottom" if below else "top",
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(worlds, [str(world) for world in worlds])
     axes.set_ylim(0, top)

@@ -115,14 +115,18 @@ def plan_table(found: Sequence[Training]) -> Table:
         low, middle, high = one.days
         table.add_row(
             *(["*" if one in front else "", one.machine.name] if named else []),
-            f"{one.world_size:,}", rounded(middle), f"{rounded(low)} - {rounded(high)}",
+            f"{one.world_size:,}",
+            rounded(middle),
+            f"{rounded(low)} - {rounded(high)}",
             *_interruptions(one.goodput)[: len(pauses)],
-            f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
-            *([_number(one.energy_mwh)] if powered else []), *([f"{sequences:,}"] if several_batches else []),
+            f"{one.gpu_hours:,.0f}",
+            *([_number(one.money)] if priced else []),
+            *([_number(one.energy_mwh)] if powered else []),
+            *([f"{sequences:,}"] if several_batches else []),
             token_rate(one.result.best.tgs[0]),
             gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == FITS),
             describe(one.result.best, 0),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -147,15 +151,25 @@ def plan_rows(found: Sequence[Training]) -> list[dict[str, Any]]:
 
 def _row(one: Training) -> dict[str, Any]:
     return {
-        "machine": one.machine.name or None, "kernels": one.result.best.problem.cost.origin,
-        "world_size": one.world_size, "days": one.days[1],
-        "days_interval": [one.days[0], one.days[2]], "gpu_hours": one.gpu_hours, "money": one.money,
-        "energy_mwh": one.energy_mwh, "tgs": float(one.result.best.tgs[0]), "layout": layout_dict(one.result.best, 0),
-        "verdict": one.result.best.verdict(0), "peak_memory_bytes": float(one.result.best.memory.device[0]),
+        "machine": one.machine.name or None,
+        "kernels": one.result.best.problem.cost.origin,
+        "world_size": one.world_size,
+        "days": one.days[1],
+        "days_interval": [one.days[0], one.days[2]],
+        "gpu_hours": one.gpu_hours,
+        "money": one.money,
+        "energy_mwh": one.energy_mwh,
+        "tgs": float(one.result.best.tgs[0]),
+        "layout": layout_dict(one.result.best, 0),
+        "verdict": one.result.best.verdict(0),
+        "peak_memory_bytes": float(one.result.best.memory.device[0]),
         "memory_bound_bytes": float(one.result.best.memory.bound[0]),
-        "goodput": None if one.goodput is None else {
-            "share": one.goodput.share, "lost": one.goodput.parts,
+        "goodput": None
+        if one.goodput is None
+        else {
+            "share": one.goodput.share,
+            "lost": one.goodput.parts,
             "seconds_between_failures": one.goodput.mtbf if math.isfinite(one.goodput.mtbf) else None,
             "checkpoint_interval_s": one.goodput.interval if math.isfinite(one.goodput.interval) else None,
         },
-    }  # fmt: skip
+    }

@@ -110,8 +110,9 @@ def balance_text(balance: Balanced) -> Text:
     return Text(
         f"Layers assigned to the stages one by one, {balance.text}: {seconds(balance.seconds)} ({change:+.1%}), {memory}\n"
         + f"Recomputed on the stages: {by_stage}; with the same number on every stage: {other}\n" * bool(by_stage)
-        + describe(balance.solutions, 0), style="bold",
-    )  # fmt: skip
+        + describe(balance.solutions, 0),
+        style="bold",
+    )
 
 
 def _variants_table(variants: Sequence[Variant]) -> Table:
@@ -217,10 +218,14 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
     for solutions, index in rows:
         why = explain(solutions, index)
         table.add_row(
-            token_rate(solutions.tgs[index]), seconds(why.seconds), between(why.interval, why.seconds, "-"),
-            f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}",
-            *(["~" if tied(solutions, index) else ""] if ties else []), describe(solutions, index),
-        )  # fmt: skip
+            token_rate(solutions.tgs[index]),
+            seconds(why.seconds),
+            between(why.interval, why.seconds, "-"),
+            f"{solutions.mfu[index]:.1%}",
+            f"{solutions.memory.device[index] / GIB:.1f}",
+            *(["~" if tied(solutions, index) else ""] if ties else []),
+            describe(solutions, index),
+        )
     return table
 
 

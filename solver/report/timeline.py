@@ -29,9 +29,14 @@ _OF_PASSES = tuple(part for part in TIME_PARTS if part not in (*_BEFORE, *_AFTER
 #: Parts that are drawn among the collectives of data parallelism.
 _DATA_PARALLEL = ("parameter_gather", "gradient_sync")
 _THREADS = {
-    "compute": "passes", "tp": "tensor parallel, exposed", "cp": "context parallel, exposed", "wp": "weights, exposed",
-    "ep": "experts' exchange, exposed", "send": "sends between stages", "data parallel": "data parallel, exposed",
-}  # fmt: skip
+    "compute": "passes",
+    "tp": "tensor parallel, exposed",
+    "cp": "context parallel, exposed",
+    "wp": "weights, exposed",
+    "ep": "experts' exchange, exposed",
+    "send": "sends between stages",
+    "data parallel": "data parallel, exposed",
+}
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradient", "BW": "whole backward"}
 
 
@@ -148,8 +153,9 @@ def _chunk_seconds(
                     times[:, stage, chunk] = forward[kinds].sum(), backward[kinds].sum(), weight[kinds].sum()
                     waits[:, :, stage, chunk] = both[:, kinds].sum(axis=1)
     for end, number in ((solutions.table.embedding, 0), (solutions.table.head, pp * vpp - 1)):
-        stage, chunk = next((s, c) for s in range(pp) for c in range(vpp)
-                            if int(part_of(schedule, np.array(s), np.array(c), pp)) == number)  # fmt: skip
+        stage, chunk = next(
+            (s, c) for s in range(pp) for c in range(vpp) if int(part_of(schedule, np.array(s), np.array(c), pp)) == number
+        )
         ways = end.times.forward[:, key].sum(), end.times.backward[:, key].sum(), end.times.weight_grad[key]
         times[:, stage, chunk] += ways
     micro_batches = float(terms.splits.num_micro_batches[row])

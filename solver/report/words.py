@@ -7,18 +7,23 @@ from profiler.units import GIB
 HOUR, DAY = 3600.0, 86400.0  #: seconds
 
 PART_NAMES = {
-    "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
-    "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tp_exposed": "exposed tensor-parallel communication",
+    "cp_exposed": "exposed context-parallel communication",
+    "wp_exposed": "exposed weight-parallel communication",
     "ep_exposed": "exposed exchange of expert tokens",
     "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter",
     "offload_exposed": "activations on their way to and from the host",
     "amax": "exchange of largest values (FP8)",
     "pp_transfer": "pipeline send/recv",
-    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
+    "bubble": "pipeline bubble",
+    "gradient_accumulation": "gradient accumulation",
     "gradient_sync": "exposed gradient synchronisation",
-    "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
+    "parameter_gather": "exposed parameter all-gather",
+    "optimizer": "optimizer and gradient norm",
     "stragglers": "waiting for the slowest rank",
-}  # fmt: skip
+}
 
 
 def gibibytes(size: float, fits: bool) -> str:

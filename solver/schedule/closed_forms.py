@@ -205,9 +205,14 @@ def in_step_seconds(micro_batches: Any, vpp: Any, group: Any, one: Any, head_chu
 
 
 def automatic_pipeline_seconds(
-    columns: PipelineColumns, total: np.ndarray, slowest: np.ndarray, passes: np.ndarray, transfer: np.ndarray,
-    weight_share: np.ndarray, waits: bool,
-) -> np.ndarray:  # fmt: skip
+    columns: PipelineColumns,
+    total: np.ndarray,
+    slowest: np.ndarray,
+    passes: np.ndarray,
+    transfer: np.ndarray,
+    weight_share: np.ndarray,
+    waits: bool,
+) -> np.ndarray:
     """Return the same for layouts of automatic schedules (zb-1p, zb-2p): arrays of shape [layouts].
 
     passes: seconds of F, B and W on the slowest stage, [3, layouts]. transfer: seconds by which a message is late. waits: the

@@ -50,10 +50,13 @@ class Paths(NamedTuple):
 @lru_cache(maxsize=1024)
 def critical_paths(schedule: str, pp: int, micro_batches: int) -> Paths:
     last = min(micro_batches, STEADY * pp)
-    ratios = np.array([
-        [chunk * seconds for chunk in (*ends, 1.0) for seconds in (1.0, *of_backward)]
-        for of_backward in (RATIOS if pp <= 8 else FEWER_RATIOS) for ends in ENDS
-    ])  # fmt: skip
+    ratios = np.array(
+        [
+            [chunk * seconds for chunk in (*ends, 1.0) for seconds in (1.0, *of_backward)]
+            for of_backward in (RATIOS if pp <= 8 else FEWER_RATIOS)
+            for ends in ENDS
+        ]
+    )
     ends = _longest(schedule, pp, last, ratios)
     if micro_batches > last:
         before = _longest(schedule, pp, last - pp, ratios)

@@ -108,9 +108,14 @@ def simulate(
 
 
 def _timeline(
-    schedule: str, orders: list[np.ndarray], times: np.ndarray, counts: tuple[int, int], transfer: float, blocking: bool,
+    schedule: str,
+    orders: list[np.ndarray],
+    times: np.ndarray,
+    counts: tuple[int, int],
+    transfer: float,
+    blocking: bool,
     weight_share: float,
-) -> Timeline:  # fmt: skip
+) -> Timeline:
     """Return when each pass of the stages' ``orders`` runs. counts: micro batches, and chunks of a stage."""
     (micro_batches, vpp), stages = counts, len(orders)
     stage = np.repeat(np.arange(stages), [len(order) for order in orders])

@@ -30,9 +30,14 @@ class BestLayout:
     def of(cls, result: SearchResult) -> BestLayout:
         best = result.best
         return cls(
-            best.layouts.strategy(0, result.problem.run), float(best.times.seconds[0]), float(best.tgs[0]),
-            float(best.memory.device[0]), result.layouts_estimated, result.seconds, result.fixed,
-        )  # fmt: skip
+            best.layouts.strategy(0, result.problem.run),
+            float(best.times.seconds[0]),
+            float(best.tgs[0]),
+            float(best.memory.device[0]),
+            result.layouts_estimated,
+            result.seconds,
+            result.fixed,
+        )
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,14 @@ def search_with_strings(
 
 
 def _strings(
-    problem: Problem, sequences: int, top: int, plain: SearchResult | None, stages: Collection[int] | None,
-    fixed: Mapping[str, Any], limits: Mapping[str, Any],
-) -> list[tuple[Variant, SearchResult]]:  # fmt: skip
+    problem: Problem,
+    sequences: int,
+    top: int,
+    plain: SearchResult | None,
+    stages: Collection[int] | None,
+    fixed: Mapping[str, Any],
+    limits: Mapping[str, Any],
+) -> list[tuple[Variant, SearchResult]]:
     """Return the searches of the layout strings that have a layout that fits, the most even of each number of stages first.
 
     Another number of chunks changes how long stages wait, and lets none hold fewer layers: where the most even one would lose
@@ -127,9 +132,7 @@ def _strings(
     return found
 
 
-def _stages(
-    problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], plain: SearchResult | None
-) -> list[int]:  # fmt: skip
+def _stages(problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], plain: SearchResult | None) -> list[int]:
     """Return the numbers of stages that GPUs and limits allow, those of the best sizes of ``plain`` first."""
     world, layers = problem.run.world_size, problem.model.num_hidden_layers
     most = min(max_sizes.get("pp", world), world, layers + 2)

@@ -18,10 +18,20 @@ from solver.step.solutions import Solutions, estimate_layouts
 #: Axis -> the columns that may change with it, because the new value may not run with what they were. dp and the number of
 #: micro batches always fill the world and the batch; ranks of ZeRO, schedule and end stages must divide what the others are.
 _FOLLOWING = {
-    "tp": ("mode", "etp", "wp"), "cp": ("wp",), "pp": ("vpp", "zero"), "vpp": (), "ep": ("etp",), "etp": (),
-    "mode": ("wp",), "wp": (), "micro_batch_size": (), "zero": ("wp",), "zero_shard_size": ("zero",), "schedule": ("vpp",),
+    "tp": ("mode", "etp", "wp"),
+    "cp": ("wp",),
+    "pp": ("vpp", "zero"),
+    "vpp": (),
+    "ep": ("etp",),
+    "etp": (),
+    "mode": ("wp",),
+    "wp": (),
+    "micro_batch_size": (),
+    "zero": ("wp",),
+    "zero_shard_size": ("zero",),
+    "schedule": ("vpp",),
     "recompute": (),
-}  # fmt: skip
+}
 _CHOICES = ("mode", "schedule")  #: axes without an order: every other value is one step away
 _NAMES = {"mode": "tp_mode"}
 AXES = tuple(_NAMES.get(axis, axis) for axis in _FOLLOWING)

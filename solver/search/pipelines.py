@@ -63,11 +63,13 @@ def _schedules(problem: Problem, pp: int, rejected: Counter[str]) -> Sequence[st
     if pp > 1 and len(found) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
         rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
     rules: _Rules[str] = (
-        (lambda name: not problem.chunks or (name in can_run.laid_out and name not in V_SHAPED),
-         f"{framework.name} runs a pipeline_layout by no schedule of a search"),
+        (
+            lambda name: not problem.chunks or (name in can_run.laid_out and name not in V_SHAPED),
+            f"{framework.name} runs a pipeline_layout by no schedule of a search",
+        ),
         (lambda name: deferral_runs(run.defer_embedding_wgrad_compute, pp, name), NO_DRAIN),
         (lambda name: not run.micro_batch_group or name in ONE_F_ONE_B, "micro_batch_group needs a schedule that interleaves"),
-    )  # fmt: skip
+    )
     return _obeying(found, rules, rejected)
 
 
@@ -78,11 +80,15 @@ def _divided(problem: Problem, pp: int, rejected: Counter[str], ends: tuple[int,
     further = predicted_beside(framework, problem.model)
     rules: _Rules[tuple[int, Division]] = (
         (lambda way: not run.micro_batch_group or way[0] > 1, "micro_batch_group needs interleaved stages"),
-        (lambda way: overlap_runs(run.moe_exchange_overlap, pp, way[0], "none", further),
-         "moe_exchange_overlap needs interleaved stages"),
-        (lambda way: way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving,
-         f"{framework.name} interleaves stages only with p2p_overlap"),
-    )  # fmt: skip
+        (
+            lambda way: overlap_runs(run.moe_exchange_overlap, pp, way[0], "none", further),
+            "moe_exchange_overlap needs interleaved stages",
+        ),
+        (
+            lambda way: way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving,
+            f"{framework.name} interleaves stages only with p2p_overlap",
+        ),
+    )
     return _obeying(found, rules, rejected)
 
 
@@ -97,9 +103,15 @@ def _obeying(found: Sequence[_Way], rules: _Rules[_Way], rejected: Counter[str])
 
 
 def _runs(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], sequences: int, rejected: Counter[str],
-    *, pp: int, group: int, tries_others: bool,
-) -> list[PipelineRun]:  # fmt: skip
+    divided: Sequence[tuple[int, Division]],
+    schedules: Sequence[str],
+    sequences: int,
+    rejected: Counter[str],
+    *,
+    pp: int,
+    group: int,
+    tries_others: bool,
+) -> list[PipelineRun]:
     """Return all of the stages' divisions and chunks, by each schedule and micro-batch size.
 
     group: the micro batches of a group that interleaves (0: pp). tries_others: whether others are where pp does not fit.

@@ -155,10 +155,14 @@ def _filled(problem: Problem, fixed: Mapping[str, Any], values: dict[str, Any]) 
     whole = int(replicas(found["tp_mode"] == "isp", tp, cp, dp, wp))
     least = "none" if problem.run.recompute_modules == Run.recompute_modules else "selective"
     plain = {
-        "dp": dp, "world_size": tp * cp * pp * dp, "zero_shard_size": whole if found["zero"] else 1,
-        "num_micro_batches": 2 * pp, "micro_batch_size": 1, "schedule": "1f1b" if vpp == 1 else "interleaved",
+        "dp": dp,
+        "world_size": tp * cp * pp * dp,
+        "zero_shard_size": whole if found["zero"] else 1,
+        "num_micro_batches": 2 * pp,
+        "micro_batch_size": 1,
+        "schedule": "1f1b" if vpp == 1 else "interleaved",
         "recompute": "full" if fixed.get("recompute_layers", -1) >= 0 else least,
-    }  # fmt: skip
+    }
     return {**plain, **found}
 
 

@@ -109,10 +109,18 @@ def search(
         return estimate_layouts(problem, layouts, table)
 
     return SearchResult(
-        problem, estimated(found.best), estimated(found.sizes, min(top, _SIZES_KEPT)),
+        problem,
+        estimated(found.best),
+        estimated(found.sizes, min(top, _SIZES_KEPT)),
         {mode.name.lower(): estimated(best) for mode, best in found.modes.items() if best.layouts is not None},
-        estimated(found.pareto), found.estimated, found.feasible, elapsed, rejected, fixed, max_sizes,
-    )  # fmt: skip
+        estimated(found.pareto),
+        found.estimated,
+        found.feasible,
+        elapsed,
+        rejected,
+        fixed,
+        max_sizes,
+    )
 
 
 def _check_options(problem: Problem, fixed: Mapping[str, Any], max_sizes: Mapping[str, int], top: int, jobs: int) -> None:

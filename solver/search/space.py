@@ -172,10 +172,19 @@ def _splits_of(
     size, count, schedule, vpp, group, *division = np.array([run.columns for run in runs], dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
-        mode=mode, wp=wp, zero_shard_size=shard, ep=ep, etp=etp, micro_batch_size=size, num_micro_batches=count,
-        micro_batch_group=group, schedule=schedule, vpp=vpp, **fixed,
+        mode=mode,
+        wp=wp,
+        zero_shard_size=shard,
+        ep=ep,
+        etp=etp,
+        micro_batch_size=size,
+        num_micro_batches=count,
+        micro_batch_group=group,
+        schedule=schedule,
+        vpp=vpp,
+        **fixed,
         **dict(zip(Division._fields, division, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _modes_that_run(problem: Problem, tp: int, cp: int, rejected: Counter[str]) -> list[TpMode]:
@@ -186,11 +195,13 @@ def _modes_that_run(problem: Problem, tp: int, cp: int, rejected: Counter[str]) 
         rejected["the sequence is too short for tp * cp"] += 1
         modes &= {TpMode.MTP}
     return [
-        mode for mode in can_run.tp_modes or (TpMode.MTP,)
-        if mode in modes and not mode_broken(problem.model, mode.name.lower(), tp)
+        mode
+        for mode in can_run.tp_modes or (TpMode.MTP,)
+        if mode in modes
+        and not mode_broken(problem.model, mode.name.lower(), tp)
         and not muon_mode_broken(run, mode.name.lower())
         and tensor_overlap_runs(problem.framework, run, mode.name.lower(), tp)
-    ]  # fmt: skip
+    ]
 
 
 def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int]]:

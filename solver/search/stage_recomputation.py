@@ -28,9 +28,12 @@ def fewest_recomputed(problem: Problem, one: Layouts, table: LayerTable) -> tupl
     layers = stages.layers[:, 0].astype(np.int64)
     number = np.arange(layers.max() + 1)
     tried = replace(
-        one, row=np.zeros_like(number), zero=np.repeat(one.zero, len(number)),
-        recompute=np.where(number > 0, int(Recompute.FULL), int(Recompute.NONE)), recompute_layers=number,
-    )  # fmt: skip
+        one,
+        row=np.zeros_like(number),
+        zero=np.repeat(one.zero, len(number)),
+        recompute=np.where(number > 0, int(Recompute.FULL), int(Recompute.NONE)),
+        recompute_layers=number,
+    )
     peak = StageMemory(table.priced(plain, one.splits), tried, stages)
     device = np.array([peak.totals(*peak.sums(stage), stage)[2] for stage in range(len(layers))])  # [stages, number]
     fits = device <= problem.cluster.memory_bytes

@@ -70,7 +70,8 @@ CONSTANT_AXES: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "expandable_segments": lambda p: _flag(p.framework.memory.gaps(True) != p.framework.memory.gaps(False)),
     "cuda_graphs": lambda p: _flag(bool(p.framework.can_run.cuda_graph_modules)),
     "fp8_attention": lambda p: _flag(
-        p.framework.can_run.fp8_attention and p.run.precision in QUANTISED
+        p.framework.can_run.fp8_attention
+        and p.run.precision in QUANTISED
         and not fp8_attention_broken(p.model, p.run.replace(fp8_attention=True), p.cost.device)
     ),
     "overlap_grad_reduce": lambda p: [True, False],
@@ -79,11 +80,13 @@ CONSTANT_AXES: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "moe_exchange_overlap": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "optimizer_offload_fraction": lambda p: _offloaded(p, "optimizer", OFFLOADED, p.cluster.host_link * p.cluster.host_memory),
     "offload_layers": lambda p: _offloaded(
-        p, "activations", [max(int(p.model.num_hidden_layers * share) - (share == 1), 1) for share in OFFLOADED],
+        p,
+        "activations",
+        [max(int(p.model.num_hidden_layers * share) - (share == 1), 1) for share in OFFLOADED],
         p.cluster.host_link,
     ),
     "offload_modules": _offloaded_modules,
-}  # fmt: skip
+}
 
 
 def _parts(value: Any) -> frozenset[str]:
@@ -107,8 +110,9 @@ def variants_of(problem: Problem, axes: Mapping[str, Sequence[Any]]) -> list[dic
     of_experts = [name for name in axes if name.startswith("moe_")]
     if of_experts and not problem.model.is_mixture_of_experts:
         raise InputError(f"--also {of_experts[0]} varies nothing: {problem.model.name} has no experts")
-    values = {name: list(dict.fromkeys([getattr(problem.run, name), *_offered(problem, name, asked)]))
-              for name, asked in axes.items()}  # fmt: skip
+    values = {
+        name: list(dict.fromkeys([getattr(problem.run, name), *_offered(problem, name, asked)])) for name, asked in axes.items()
+    }
     if same := [name for name, asked in axes.items() if asked and len(values[name]) == 1]:
         raise InputError(f"--also {same[0]}={axes[same[0]][0]} varies nothing: it is what the run has")
     single = [name for name, offered in values.items() if len(offered) == 1]

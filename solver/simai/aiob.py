@@ -27,8 +27,12 @@ _SECTION = re.compile(r"(\w+):")
 _TIME = re.compile(r"\s+time_gpu_(max|min|avg):\s+(\S+)")
 #: Rows of DeepSeek's attention, whose times AICB takes from sections of their own names, and as 0 where there are none.
 LATENT_ROWS = (
-    "attention_linear_q_lora", "attention_q_column", "attention_linear_kv_lora", "attention_kv_column", "attention_o_row",
-)  # fmt: skip
+    "attention_linear_q_lora",
+    "attention_q_column",
+    "attention_linear_kv_lora",
+    "attention_kv_column",
+    "attention_o_row",
+)
 
 Number = int | float
 

@@ -24,11 +24,16 @@ _MLP_COLUMN = (("mlp_linear_1",), (), ("layernorm2", "mlp_gelu"))
 _MLP_ROW = (("mlp_linear_2",), (), ())
 _HEAD = (("logit_time",), (), ("layernorm_post",))
 _BLOCKS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]] = {
-    "attention_column": (_ATTENTION_COLUMN,), "attention_row": (_ATTENTION_ROW,),
-    "attention_layer": (_ATTENTION_COLUMN, _ATTENTION_ROW), "mlp_column": (_MLP_COLUMN,), "mlp_row": (_MLP_ROW,),
-    "mlp_layer": (_MLP_COLUMN, _MLP_ROW), "mlp_moelayer": (_MLP_COLUMN, _MLP_ROW), "final_column": (_HEAD,),
+    "attention_column": (_ATTENTION_COLUMN,),
+    "attention_row": (_ATTENTION_ROW,),
+    "attention_layer": (_ATTENTION_COLUMN, _ATTENTION_ROW),
+    "mlp_column": (_MLP_COLUMN,),
+    "mlp_row": (_MLP_ROW,),
+    "mlp_layer": (_MLP_COLUMN, _MLP_ROW),
+    "mlp_moelayer": (_MLP_COLUMN, _MLP_ROW),
+    "final_column": (_HEAD,),
     "embedding_layer": (((), (), ("Emb",)),),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,11 @@ def fill_text_as_aicb(workload: TextWorkload, times: KernelTimes, recompute: boo
 
 def _with(row: Row, forward: int, input_grad: int, weight_grad: int) -> Row:
     return replace(
-        row, forward=replace(row.forward, compute=forward), input_grad=replace(row.input_grad, compute=input_grad),
+        row,
+        forward=replace(row.forward, compute=forward),
+        input_grad=replace(row.input_grad, compute=input_grad),
         weight_grad=replace(row.weight_grad, compute=weight_grad),
-    )  # fmt: skip
+    )
 
 
 def fill_csv_as_aicb(workload: CsvWorkload, times: KernelTimes, recompute: bool = False) -> CsvWorkload:

@@ -152,10 +152,11 @@ def _row_time(row: Row, policy: str, machine: Machine, sizes: Sizes, overlaps: O
     copies = sizes.dp // sizes.ep if weight_grad is Group.DP_EP else sizes.dp
     size = _LEAST_FORWARD if raised else row.forward.size
     return RowTime(
-        row.name, priced(row.forward, forward, inside(forward), beside, forward_runs, size),
+        row.name,
+        priced(row.forward, forward, inside(forward), beside, forward_runs, size),
         priced(row.input_grad, input_grad, inside(input_grad), beside),
         priced(row.weight_grad, weight_grad, copies, overlaps.dp),
-    )  # fmt: skip
+    )
 
 
 def _times(ns: int, overlap: float) -> int:

@@ -147,5 +147,8 @@ def fill(args: argparse.Namespace, console: Console) -> None:
 
 
 _MODES: dict[str, Callable[[argparse.Namespace, Console], None]] = {
-    "analytical": analytical, "price": show_prices, "export": export, "fill": fill,
-}  # fmt: skip
+    "analytical": analytical,
+    "price": show_prices,
+    "export": export,
+    "fill": fill,
+}

@@ -19,9 +19,12 @@ from solver.simai.workload_text import Pass, Row, TextWorkload, training_header
 from solver.spec.strategy import Strategy
 
 _WORDS = {
-    "all_reduce": "ALLREDUCE", "all_gather": "ALLGATHER", "reduce_scatter": "REDUCESCATTER", "all2all": "ALLTOALL",
+    "all_reduce": "ALLREDUCE",
+    "all_gather": "ALLGATHER",
+    "reduce_scatter": "REDUCESCATTER",
+    "all2all": "ALLTOALL",
     "broadcast": "ALLGATHER",  # each rank in turn, its share: as much as an all-gather of the whole
-}  # fmt: skip
+}
 _SUFFIX = {"tp": "", "dp": "", "ep": "_EP", "ep_dp": "_DP_EP", "all": "", "embedding": ""}
 _NOTHING = Pass()
 _EXPERTS = ("experts", "expert_exchange", "router")
@@ -46,10 +49,12 @@ def text_workload(run: Strategy, stage: SimaiStageWork, step: StepWork) -> TextW
 def _step_rows(step: StepWork) -> Iterator[Row]:
     experts = {"ep_dp"}
     for name, messages, groups in (
-        ("grad_gather", step.gathered, {"dp"}), ("grad_param_comm", step.reduced, {"dp"}),
-        ("moe_grad_norm1", step.gathered, experts), ("moe_grad_norm2", step.reduced, experts),
+        ("grad_gather", step.gathered, {"dp"}),
+        ("grad_param_comm", step.reduced, {"dp"}),
+        ("moe_grad_norm1", step.gathered, experts),
+        ("moe_grad_norm2", step.reduced, experts),
         ("gradient_norm", step.other, {"all"}),
-    ):  # fmt: skip
+    ):
         for piece in messages:
             for size in piece.sizes if piece.group in groups else ():
                 yield _row(name, weight_grad=_message(replace(piece, size=size)))

@@ -14,15 +14,43 @@ from solver.simai.pieces import Piece
 from solver.simai.stage_work import SimaiStageWork, split_blocks
 from solver.simai.step_work import StepWork
 
-_ATTENTION = {"norm1": "layernorm", "attention": "atten_flash", "scores": "atten_core_qk", "softmax": "atten_core_softmax",
-              "context": "atten_core_contex", "wo": "atten_linear", "residual1": "atten_linear"}  # fmt: skip
-_MLP = {"norm2": "layernorm2", "activation": "mlp_gelu", "experts.activation": "mlp_gelu", "w2": "mlp_linear_2",
-        "experts.w2": "mlp_linear_2", "expert.w2": "mlp_linear_2", "residual2": "mlp_linear_2"}  # fmt: skip
+_ATTENTION = {
+    "norm1": "layernorm",
+    "attention": "atten_flash",
+    "scores": "atten_core_qk",
+    "softmax": "atten_core_softmax",
+    "context": "atten_core_contex",
+    "wo": "atten_linear",
+    "residual1": "atten_linear",
+}
+_MLP = {
+    "norm2": "layernorm2",
+    "activation": "mlp_gelu",
+    "experts.activation": "mlp_gelu",
+    "w2": "mlp_linear_2",
+    "experts.w2": "mlp_linear_2",
+    "expert.w2": "mlp_linear_2",
+    "residual2": "mlp_linear_2",
+}
 _HEAD = {"final_norm": "layernorm_post"}
 #: Sections of kernels that have none of their own, in AICB's order of sections.
 _REST = {"embedding": "Emb", "attention": "atten_qkv", "mlp": "mlp_linear_1", "head": "logit_time"}
-_ORDER = ("Emb", "layernorm", "atten_qkv", "atten_flash", "atten_core_qk", "atten_core_softmax", "atten_core_contex",
-          "atten_linear", "layernorm2", "mlp_linear_1", "mlp_gelu", "mlp_linear_2", "layernorm_post", "logit_time")  # fmt: skip
+_ORDER = (
+    "Emb",
+    "layernorm",
+    "atten_qkv",
+    "atten_flash",
+    "atten_core_qk",
+    "atten_core_softmax",
+    "atten_core_contex",
+    "atten_linear",
+    "layernorm2",
+    "mlp_linear_1",
+    "mlp_gelu",
+    "mlp_linear_2",
+    "layernorm_post",
+    "logit_time",
+)
 
 
 def kernel_times(stage: SimaiStageWork, step: StepWork) -> KernelTimes:

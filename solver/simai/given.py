@@ -16,11 +16,25 @@ _REMOVED = {
 }
 _NIC = "cx7"  #: where neither -nic nor -nic_t is given
 _SPELT = {
-    "gpus": "-g", "gpus_per_server": "-g_p_s", "nics_per_server": "-n_p_s", "nvlink": "-nv", "nic_busbw": "-nic",
-    "gpu_type": "-g_type", "nic_type": "-nic_t", "dp_o": "-dp_o", "tp_o": "-tp_o", "ep_o": "-ep_o", "pp_o": "-pp_o",
-    "result": "-r", "result_folder": "-r_f", "visual": "-v", "language": "-l", "workload": "-w", "output": "-o",
+    "gpus": "-g",
+    "gpus_per_server": "-g_p_s",
+    "nics_per_server": "-n_p_s",
+    "nvlink": "-nv",
+    "nic_busbw": "-nic",
+    "gpu_type": "-g_type",
+    "nic_type": "-nic_t",
+    "dp_o": "-dp_o",
+    "tp_o": "-tp_o",
+    "ep_o": "-ep_o",
+    "pp_o": "-pp_o",
+    "result": "-r",
+    "result_folder": "-r_f",
+    "visual": "-v",
+    "language": "-l",
+    "workload": "-w",
+    "output": "-o",
     "as_device": "--as",
-}  # fmt: skip
+}
 _OVERLAPS = ("dp_o", "tp_o", "ep_o", "pp_o")
 _SERVERS = ("gpus", "gpus_per_server", "nics_per_server", "nvlink", "nic_busbw", "gpu_type", "nic_type", *_OVERLAPS)
 _MODEL = ("config", "model_size")
@@ -29,10 +43,21 @@ _MACHINE = ("pre_profiling_data_path", "profile", "as_device", "cluster")
 _OF_MODE = {
     "analytical": {*_SERVERS, "workload", "result", "result_folder", "visual", "language", "output"},
     "price": {*_SERVERS, *_MODEL, *_MACHINE, "vpp", "ep"},
-    "export": {*_MODEL, *_MACHINE, "stage", "global_batch_size", "round_batch", "seq_len", "framework", "set",
-               "memory_limit_gib", "approximate", "world_size"},
+    "export": {
+        *_MODEL,
+        *_MACHINE,
+        "stage",
+        "global_batch_size",
+        "round_batch",
+        "seq_len",
+        "framework",
+        "set",
+        "memory_limit_gib",
+        "approximate",
+        "world_size",
+    },
     "fill": {"kernel_times", "as_aicb", "recompute_activations", "output"},
-}  # fmt: skip
+}
 _SWITCHES = ("as_aicb", "recompute_activations", "round_batch", "approximate")
 
 

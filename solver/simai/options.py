@@ -24,9 +24,12 @@ _EXAMPLES = """examples:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all modes."""
     p = ArgumentParser(
-        prog="python -m solver.simai", description="Files and arithmetic of SimAI and AICB (docs/simai.md).", epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+        prog="python -m solver.simai",
+        description="Files and arithmetic of SimAI and AICB (docs/simai.md).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     p.register("action", None, StoreOnce)
     mode = p.add_mutually_exclusive_group(required=True)
     mode.add_argument(
@@ -62,8 +65,15 @@ def _add_simai_arguments(p: argparse._ArgumentGroup) -> None:
     p.add_argument("-g_type", "--gpu_type", metavar="TYPE", help=f"instead of -nv: {', '.join(NVLINK_OF)}")
     p.add_argument("-nic_t", "--nic_type", metavar="TYPE", help=f"instead of -nic: {', '.join(NIC_OF)} (default cx7)")
     for name, default in (("dp", 0), ("tp", 0), ("ep", 0), ("pp", 1)):
-        p.add_argument(f"-{name}_o", f"--{name}_overlap", type=float, default=float(default), dest=f"{name}_o", metavar="SHARE",
-                       help=f"share of {name} communication that is hidden (default {default})")  # fmt: skip
+        p.add_argument(
+            f"-{name}_o",
+            f"--{name}_overlap",
+            type=float,
+            default=float(default),
+            dest=f"{name}_o",
+            metavar="SHARE",
+            help=f"share of {name} communication that is hidden (default {default})",
+        )
     p.add_argument("-r", "--result", metavar="PREFIX", help="of the file's name, which its first cell repeats")
     p.add_argument("-r_f", "--result_folder", type=Path, metavar="DIR", help="where no -o is given (default results)")
     p.add_argument("-v", "--visual", metavar="0|1", help="SimAI's HTML picture: not drawn here")

@@ -18,14 +18,14 @@ from solver.layers.program import (
     MEMORY_BOUND,
     WEIGHT_GRAD,
     Op,
-)  # fmt: skip
+)
 
 Shape = tuple[int, ...]
 #: Products of flash attention: (name, first operand, second operand) over queries q, keys k and the dims d and v of a head.
 _FLASH = {
     False: (("scores", "qd", "dk"), ("context", "qk", "kv")),
     True: (("d_value", "kq", "qv"), ("d_scores", "qv", "vk"), ("d_query", "qk", "kd"), ("d_key", "kq", "qd")),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

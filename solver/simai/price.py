@@ -18,16 +18,32 @@ from solver.simai.workload_text import GA, PP_COMM, VPP, Collective, Group, Text
 from solver.spec.cluster import placement
 
 _OPS = {
-    Collective.ALL_REDUCE: "all_reduce", Collective.ALL_GATHER: "all_gather", Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.ALL_REDUCE: "all_reduce",
+    Collective.ALL_GATHER: "all_gather",
+    Collective.REDUCE_SCATTER: "reduce_scatter",
     Collective.ALL_TO_ALL: "all2all",
-}  # fmt: skip
+}
 _MIRRORED = {
-    Collective.ALL_REDUCE: Collective.ALL_REDUCE, Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
+    Collective.ALL_REDUCE: Collective.ALL_REDUCE,
+    Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
     Collective.REDUCE_SCATTER: Collective.ALL_GATHER,
-}  # fmt: skip
+}
 #: Rows once per step, which are in no micro batch.
-_ONCE = ("grad_norm", "grad_gather", "grad_param_comm", "grad_param_compute", "layernorm", "embedding_grads", "moe_grad_norm1",
-         "moe_grad_norm2", "gradient_norm", "optimizer1", "optimizer2", "optimizer3", "optimizer4")  # fmt: skip
+_ONCE = (
+    "grad_norm",
+    "grad_gather",
+    "grad_param_comm",
+    "grad_param_compute",
+    "layernorm",
+    "embedding_grads",
+    "moe_grad_norm1",
+    "moe_grad_norm2",
+    "gradient_norm",
+    "optimizer1",
+    "optimizer2",
+    "optimizer3",
+    "optimizer4",
+)
 #: Rows whose input gradient needs the mirror of what forward sends.
 _MIRRORING = ("attention_layer", "mlp_layer", "attention_column", "attention_row", "mlp_column", "mlp_row", "final_column")
 
@@ -73,15 +89,17 @@ _TERMS: Mapping[str, tuple[str, str]] = {
     "bubble": ("pipeline bubble", "SimAI: all rows over vpp, where AICB writes the layers of a stage; here: micro batches"),
     "PP": ("sends between stages", "SimAI: bytes over the overlap ratio, so 0 by default; here: the machine's sends"),
     "parameters": ("parameters of the model", "AICB counts the embedding four times and a gated MLP without its gate"),
-}  # fmt: skip
+}
 
 
 def collective_prices(cost: CostModel, sizes: Sizes, node: int) -> Callable[[Collective, Group, int], float]:
     """Return a function of (collective, group, bytes) that gives seconds by the cost model. node: GPUs of the fastest links."""
     of_group = {
-        Group.TP: (sizes.tp, 1), Group.DP: (sizes.dp, sizes.tp), Group.EP: (sizes.ep, sizes.tp),
+        Group.TP: (sizes.tp, 1),
+        Group.DP: (sizes.dp, sizes.tp),
+        Group.EP: (sizes.ep, sizes.tp),
         Group.DP_EP: (max(sizes.dp // sizes.ep, 1), sizes.tp * sizes.ep),
-    }  # fmt: skip
+    }
     known: dict[tuple[Collective, Group, int], float] = {}
 
     def seconds(collective: Collective, group: Group, size: int) -> float:
@@ -98,9 +116,16 @@ def collective_prices(cost: CostModel, sizes: Sizes, node: int) -> Callable[[Col
 
 
 def prices(
-    workload: TextWorkload, machine: Machine, cost: CostModel, node: int, gpus: int, *, overlaps: Overlaps | None = None,
-    vpp: int | None = None, true_parameters: tuple[float, float] | None = None,
-) -> Prices:  # fmt: skip
+    workload: TextWorkload,
+    machine: Machine,
+    cost: CostModel,
+    node: int,
+    gpus: int,
+    *,
+    overlaps: Overlaps | None = None,
+    vpp: int | None = None,
+    true_parameters: tuple[float, float] | None = None,
+) -> Prices:
     """Price a workload both ways.
 
     machine: SimAI-Analytical's. node: GPUs of the cluster's fastest links. vpp: chunks of a stage (default: those of the first
@@ -138,9 +163,10 @@ def _row_terms(time: RowTime, seconds: Callable[[Collective, Group, int], float]
     found: list[_Part] = []
     beside = overlaps.ep if time.forward.group is Group.EP else overlaps.tp
     for way, part, hidden in (
-        ("forward", time.forward, beside), ("input_grad", time.input_grad, beside),
+        ("forward", time.forward, beside),
+        ("input_grad", time.input_grad, beside),
         ("weight_grad", time.weight_grad, overlaps.dp),
-    ):  # fmt: skip
+    ):
         found.append(("compute", part.compute / 1e3, part.compute / 1e3, way))
         collective, group = part.part.collective, part.group
         key = _key(time.name, way, part, collective, group)

@@ -18,10 +18,18 @@ from solver.spec.cluster import placement
 
 #: Operations of the cost model that stand for a kind of item; of a send both ends are busy, so a receive counts as one too.
 _OPS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_to_all": "all2all",
-    "broadcast": "broadcast", "reduce": "broadcast", "isend": "p2p", "irecv": "p2p", "barrier": "all_reduce",
-    "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
-}  # fmt: skip
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all2all",
+    "broadcast": "broadcast",
+    "reduce": "broadcast",
+    "isend": "p2p",
+    "irecv": "p2p",
+    "barrier": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
 _BARRIER_BYTES = 4
 
 
@@ -54,10 +62,14 @@ class GroupSizes:
             )
         ep = self.ep or 1
         return {
-            "tp_group": (self.tp, 1), "dp_group": (self.dp, self.tp), "pp_group": (self.pp, stage),
-            "ep_group": (ep, self.tp), "ep_dp_group": (max(self.dp // ep, 1), self.tp * ep), "ep_tp_group": (ep * self.tp, 1),
+            "tp_group": (self.tp, 1),
+            "dp_group": (self.dp, self.tp),
+            "pp_group": (self.pp, stage),
+            "ep_group": (ep, self.tp),
+            "ep_dp_group": (max(self.dp // ep, 1), self.tp * ep),
+            "ep_tp_group": (ep * self.tp, 1),
             "embedding_group": (2, stage * max(self.pp - 1, 1)),
-        }.get(group, (stage * self.pp, 1))  # fmt: skip
+        }.get(group, (stage * self.pp, 1))
 
 
 def group_sizes(workload: CsvWorkload, ep: int | None = None) -> GroupSizes:

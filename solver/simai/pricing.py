@@ -50,9 +50,15 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
     machine = machine_of(args, _simai_machine(cost, cluster))
     model = load_run_config(args.config or find_model(args.model_size)).model if args.config or args.model_size else None
     found = prices(
-        workload, machine, cost, cluster.gpus_per_domain, sizes.gpus, overlaps=overlaps_of(args), vpp=args.vpp,
+        workload,
+        machine,
+        cost,
+        cluster.gpus_per_domain,
+        sizes.gpus,
+        overlaps=overlaps_of(args),
+        vpp=args.vpp,
         true_parameters=true_parameters(model, sizes) if model else None,
-    )  # fmt: skip
+    )
     groups = f"tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, dp {sizes.dp}"
     theirs = f"{machine.gpus} GPUs and {machine.nics} NICs a server, -nv {machine.nvlink:g}, -nic {machine.nic:g}"
     console.print(f"{path.name} on {sizes.gpus} GPUs, {groups}, {said}\nSimAI-Analytical: {theirs}", markup=False)
@@ -60,8 +66,10 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
     if model is None:
         console.print(
             "The file's parameters count as stated (AICB counts the embedding four times and no gate); --config or "
-            "--model_size names the model, and its own are priced.", markup=False, style="dim",
-        )  # fmt: skip
+            "--model_size names the model, and its own are priced.",
+            markup=False,
+            style="dim",
+        )
 
 
 def _show_lines(args: argparse.Namespace, path: Path, console: Console) -> None:

@@ -63,9 +63,16 @@ def step_work(solutions: Solutions, index: int) -> StepWork:
     for name, piece in _pieces(solutions, index):
         runs = m if name in every else times.get(name, 1)
         kind = (
-            "reduced" if name == reducing else "gathered" if name == gathering else "other" if name in _GROUPS
-            else "update" if name in updating else ""
-        )  # fmt: skip
+            "reduced"
+            if name == reducing
+            else "gathered"
+            if name == gathering
+            else "other"
+            if name in _GROUPS
+            else "update"
+            if name in updating
+            else ""
+        )
         kind = kind if piece.is_message or kind in ("", "update") else "update"  # copies into and out of buckets
         found.setdefault(kind, []).extend([piece] * runs)
     reduced, gathered, other, update = (tuple(found.get(kind, ())) for kind in ("reduced", "gathered", "other", "update"))

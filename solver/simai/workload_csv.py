@@ -21,17 +21,46 @@ from solver.simai.workload_text import lines_of
 
 COMPUTATION, EPOCH_END = "computation", "epoch_end"
 KINDS = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "isend", "irecv", "barrier",
-    COMPUTATION, EPOCH_END, "all_gather_into_tensor", "reduce_scatter_tensor",
-)  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "isend",
+    "irecv",
+    "barrier",
+    COMPUTATION,
+    EPOCH_END,
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+)
 GROUPS = (
-    "tp_group", "dp_group", "pp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all", "all_nodes",
-)  # fmt: skip
+    "tp_group",
+    "dp_group",
+    "pp_group",
+    "ep_group",
+    "ep_dp_group",
+    "ep_tp_group",
+    "embedding_group",
+    "all",
+    "all_nodes",
+)
 _KIND, _GROUP = "CommType.", "CommGroup."
 COLUMNS = (
-    "comm_type", "comm_group", "comm_group_size", "msg_size", "stage", "dst", "src", "additional", "_elapsed_time", "algbw",
-    "busbw", "count",
-)  # fmt: skip
+    "comm_type",
+    "comm_group",
+    "comm_group_size",
+    "msg_size",
+    "stage",
+    "dst",
+    "src",
+    "additional",
+    "_elapsed_time",
+    "algbw",
+    "busbw",
+    "count",
+)
 #: Columns without which a file is no workload; old logs lack the size of the group, others what was not measured.
 _NEEDED = ("comm_type", "comm_group", "msg_size", "stage")
 #: A GEMM of two operands as AICB prints it, without commas: ((tokens batch k) (k n)).
@@ -144,10 +173,19 @@ def _item(columns: Sequence[str], cells: Sequence[str], where: str) -> Item:
         return _number(cell.get(column, "None"), f"{where}: {column}")
 
     return Item(
-        kind, group, _size(cell["msg_size"], f"{where}: msg_size"), cell["stage"], number("comm_group_size"),
-        cell.get("dst", "None"), cell.get("src", "None"), cell.get("additional", ""), number("_elapsed_time"), number("algbw"),
-        number("busbw"), number("count"),
-    )  # fmt: skip
+        kind,
+        group,
+        _size(cell["msg_size"], f"{where}: msg_size"),
+        cell["stage"],
+        number("comm_group_size"),
+        cell.get("dst", "None"),
+        cell.get("src", "None"),
+        cell.get("additional", ""),
+        number("_elapsed_time"),
+        number("algbw"),
+        number("busbw"),
+        number("count"),
+    )
 
 
 def _named(text: str, prefix: str, known: Sequence[str], where: str) -> str:

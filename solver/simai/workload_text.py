@@ -20,9 +20,18 @@ from profiler.text_file import read_text
 FWD_IN_BCKWD, TRANSFORMER = "HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER"
 CUSTOMIZED = "HYBRID_CUSTOMIZED"  #: each row has a policy of its own in a 13th column
 POLICIES = (
-    FWD_IN_BCKWD, TRANSFORMER, "MICRO", "DATA", "MODEL", "HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA", "HYBRID_DLRM",
-    "HYBRID_DLRM_ENHANCED", CUSTOMIZED, "DISTRIBUTED_INFERENCE",
-)  # fmt: skip
+    FWD_IN_BCKWD,
+    TRANSFORMER,
+    "MICRO",
+    "DATA",
+    "MODEL",
+    "HYBRID_DATA_MODEL",
+    "HYBRID_MODEL_DATA",
+    "HYBRID_DLRM",
+    "HYBRID_DLRM_ENHANCED",
+    CUSTOMIZED,
+    "DISTRIBUTED_INFERENCE",
+)
 #: Keys of the first line in the order in which AICB writes them.
 TP, EP, PP, VPP, GA, GPUS = "model_parallel_NPU_group:", "ep:", "pp:", "vpp:", "ga:", "all_gpus:"
 CHECKPOINTS, INITIATES, PP_COMM = "checkpoints:", "checkpoint_initiates:", "pp_comm:"

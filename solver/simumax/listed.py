@@ -30,9 +30,17 @@ class ListedLinears(LinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, *, layout: Any = GemmLayout.TN, accumulate: Any = False,
-        dtype: str = "bf16", buffer: bool = True,
-    ) -> Estimate:  # fmt: skip
+        self,
+        m: Any,
+        n: Any,
+        k: Any,
+        batch: Any = 1,
+        *,
+        layout: Any = GemmLayout.TN,
+        accumulate: Any = False,
+        dtype: str = "bf16",
+        buffer: bool = True,
+    ) -> Estimate:
         fitted = super().predict(m, n, k, batch, layout=layout, accumulate=accumulate, dtype=dtype, buffer=buffer)
         listed = self.listed.get(FAMILIES.get(dtype, dtype))
         return _instead_of(fitted, listed, m, n, k, batch, layout, accumulate) if listed else fitted
@@ -45,9 +53,16 @@ class ListedGrouped(GroupedLinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, *, passes: Any = GemmLayout.TN, accumulate: Any = False,
+        self,
+        groups: Any,
+        tokens_per_group: Any,
+        n: Any,
+        k: Any,
+        *,
+        passes: Any = GemmLayout.TN,
+        accumulate: Any = False,
         dtype: str = "bf16",
-    ) -> Estimate:  # fmt: skip
+    ) -> Estimate:
         shape = groups, tokens_per_group, n, k
         fitted = super().predict(*shape, passes=passes, accumulate=accumulate, dtype=dtype)
         listed = self.listed.get(FAMILIES.get(dtype, dtype))
@@ -69,15 +84,20 @@ def with_listed(cost: CostModel, profile: Profile) -> CostModel:
     linears, grouped, attention = (_listed(profile, op) for op in ("linear", "grouped_linear", "flash_attn"))
     gemms = _by_family(linears, lambda rows: _calls(rows, ("m", "n", "k", "batch"), _layouts(rows), rows["accumulate"]))
     experts = _by_family(grouped, lambda rows: _calls(rows, ("groups", "tokens_per_group", "n", "k"), _passes(rows)))
-    calls = _calls(attention, ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
-                   (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
+    calls = _calls(
+        attention,
+        ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
+        (attention["pass"] == "backward").astype(np.int64),
+    )
     unknown = MeasuredTimes.none()  # shapes that only a fit is made of are not known
     parts = {name: replace(part, known=unknown) for name, part in cost.kernels.linears.parts.items()}
     kernels = replace(
-        cost.kernels, linears=ListedLinears(parts, listed=gemms), attention=replace(cost.kernels.attention, known=unknown),
+        cost.kernels,
+        linears=ListedLinears(parts, listed=gemms),
+        attention=replace(cost.kernels.attention, known=unknown),
         grouped=ListedGrouped(**vars(cost.kernels.grouped), listed=experts),
         measured_attention=calls if len(attention) else None,
-    )  # fmt: skip
+    )
     return replace(cost, kernels=kernels)
 
 

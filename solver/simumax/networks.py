@@ -29,10 +29,22 @@ _PER_NODE = 8  #: accelerators of a node for which SimuMax counts the latency of
 
 _NUMBER = Field("number")
 _OBJECT = _BY_RANKS = Field("object")
-_BANDWIDTH = {"efficient_factor": _NUMBER, "gbps": _NUMBER, "latency_us": _NUMBER, "fixed_latency": _NUMBER,
-              "fixed_latency_us_by_comm_num": _BY_RANKS}  # fmt: skip
-_OP = {"scale": _NUMBER, "offset": Field("any"), "efficient_factor": _NUMBER, "latency_us": _NUMBER,
-       "fixed_latency_us": _NUMBER, "fixed_latency_us_by_comm_num": _BY_RANKS, "dp_fixed_bw": _BY_RANKS}  # fmt: skip
+_BANDWIDTH = {
+    "efficient_factor": _NUMBER,
+    "gbps": _NUMBER,
+    "latency_us": _NUMBER,
+    "fixed_latency": _NUMBER,
+    "fixed_latency_us_by_comm_num": _BY_RANKS,
+}
+_OP = {
+    "scale": _NUMBER,
+    "offset": Field("any"),
+    "efficient_factor": _NUMBER,
+    "latency_us": _NUMBER,
+    "fixed_latency_us": _NUMBER,
+    "fixed_latency_us_by_comm_num": _BY_RANKS,
+    "dp_fixed_bw": _BY_RANKS,
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,10 @@ def intra_node(config: SystemConfig) -> dict[str, dict[int, dict[str, float]]]:
             link = _link(config, name, op, ranks)
             full = (ranks - 1) / 7 if config.FC8 and name == _LINKS else 1.0  # of a mesh, the links to the others
             found.setdefault(op, {})[ranks] = {
-                "bandwidth": link.bandwidth * full, "traffic": link.traffic(ranks),
+                "bandwidth": link.bandwidth * full,
+                "traffic": link.traffic(ranks),
                 "latency": max(link.start(ranks), _LEAST_LATENCY),
-            }  # fmt: skip
+            }
             crowded = _crowded(config, op, ranks)
             if crowded is not None:
                 found[op][ranks]["bandwidth_all_groups"] = crowded
@@ -99,10 +112,16 @@ def between_nodes(config: SystemConfig) -> dict[str, list[Row]]:
         ranks = 2 if op == "p2p" else 2 * per_node
         share = {"p2p": per_node, "all2all": per_node / 2}.get(op, 1.0)  # half of an exchange stays in its node
         rows[op] = [
-            {"intra": 1 if op == "p2p" else per_node, "inter": 2, "bytes": int(size), "dtype": "bf16",
-             "source": f"stated by {config.sys_name}", "seconds": link.seconds(size * share, ranks)}
+            {
+                "intra": 1 if op == "p2p" else per_node,
+                "inter": 2,
+                "bytes": int(size),
+                "dtype": "bf16",
+                "source": f"stated by {config.sys_name}",
+                "seconds": link.seconds(size * share, ranks),
+            }
             for size in (_SIZES[1:] if op == "p2p" else _SIZES)
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -185,9 +204,12 @@ def _link(config: SystemConfig, network: str, op: str, ranks: int) -> Link:
         return float(base[name] if own.get(name) is None else own[name])
 
     fixed = (
-        _by_ranks(own.get("fixed_latency_us_by_comm_num"), ranks), own.get("fixed_latency_us"),
-        _by_ranks(base.get("fixed_latency_us_by_comm_num"), ranks), base.get("fixed_latency"), 0.0,
-    )  # fmt: skip
+        _by_ranks(own.get("fixed_latency_us_by_comm_num"), ranks),
+        own.get("fixed_latency_us"),
+        _by_ranks(base.get("fixed_latency_us_by_comm_num"), ranks),
+        base.get("fixed_latency"),
+        0.0,
+    )
     return Link(
         bandwidth=base["gbps"] * GIB * either("efficient_factor"),
         scale=float(own["scale"]),

@@ -120,9 +120,16 @@ class PerfLLM:
         return (best.strategy.micro_batch_size, best.allocated) if best else (0, 0.0)
 
     def search_max_micro_batch_size_fixed_gbs(
-        self, pp_size: int, dp_size: int, global_batch_size: int, memory_utils: float = 1.0, gmi_error: float = 6,
-        use_reserved_memory: bool = True, save_all: bool = True, verbose: bool = True,
-    ) -> tuple[list[int], list[int], list[dict[str, float]], list[Result]]:  # fmt: skip
+        self,
+        pp_size: int,
+        dp_size: int,
+        global_batch_size: int,
+        memory_utils: float = 1.0,
+        gmi_error: float = 6,
+        use_reserved_memory: bool = True,
+        save_all: bool = True,
+        verbose: bool = True,
+    ) -> tuple[list[int], list[int], list[dict[str, float]], list[Result]]:
         """Return micro batch sizes, their numbers, GiB by stage and costs of what fits, the largest micro batch first.
 
         memory_utils: share of the memory that may be used, of which gmi_error GiB are kept free. save_all: all that fit, not
@@ -145,12 +152,21 @@ class PerfLLM:
         return sizes, counts, peaks, [Result(cost_result(one)) for one in kept]
 
     def search_best_parallel_strategy(
-        self, world_size: int, gmi_error: float, micro_batch_size: int, global_batch_size: int,
-        all_search_result: MutableMapping[str, Any] | None = None, tp_search_list: Sequence[int] | None = None,
-        ep_search_list: Sequence[int] | None = None, pp_search_list: Sequence[int] | None = None, use_etp: bool = False,
-        recompute_search_type: Sequence[str] | str = RECOMPUTE_TYPES[:3], use_reserved_memory: bool = True,
-        dump_path: str | Path | None = None, verbose: bool = True,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        world_size: int,
+        gmi_error: float,
+        micro_batch_size: int,
+        global_batch_size: int,
+        all_search_result: MutableMapping[str, Any] | None = None,
+        tp_search_list: Sequence[int] | None = None,
+        ep_search_list: Sequence[int] | None = None,
+        pp_search_list: Sequence[int] | None = None,
+        use_etp: bool = False,
+        recompute_search_type: Sequence[str] | str = RECOMPUTE_TYPES[:3],
+        use_reserved_memory: bool = True,
+        dump_path: str | Path | None = None,
+        verbose: bool = True,
+    ) -> dict[str, Any]:
         """Return the fastest strategy that fits, in the words of solver.simumax.search.summary; {} where none does.
 
         gmi_error: GiB of every accelerator that are kept free. all_search_result: is filled with a list of every column, of all
@@ -158,8 +174,16 @@ class PerfLLM:
         in solver.simumax.search.Space; what they do not name is as the configured strategy states it.
         """
         self._check_configured()
-        space = Space(world_size, micro_batch_size, global_batch_size, tp_search_list, ep_search_list, pp_search_list, use_etp,
-                      recompute_search_type)  # fmt: skip
+        space = Space(
+            world_size,
+            micro_batch_size,
+            global_batch_size,
+            tp_search_list,
+            ep_search_list,
+            pp_search_list,
+            use_etp,
+            recompute_search_type,
+        )
         found = search_space(space, self.strategy, self.model_config, self.system, gmi_error, use_reserved_memory)
         for reason, count in found.reasons.items():
             _say(verbose, f"{count} strategies rejected: {reason}")
@@ -182,11 +206,13 @@ class PerfLLM:
         numbers = parameter_numbers(priced.solutions.problem.model)
         machine = self.system.config.to_dict() if self.system.config else {"profile": self.system.profile.name}
         contents: dict[str, Mapping[str, Any]] = {
-            "compute_result": cost_result(priced), "mem_result": mem_result(priced),
+            "compute_result": cost_result(priced),
+            "mem_result": mem_result(priced),
             "strategy_config": priced.strategy.to_dict(),
-            "model_config": self.model_config.to_dict(), "system_config": machine,
+            "model_config": self.model_config.to_dict(),
+            "system_config": machine,
             "base_info": {"all_param": numbers["all"], "act_param": numbers["activations"]},
-        }  # fmt: skip
+        }
         for name, content in contents.items():
             write_json(folder / f"{name}.json", content)
 

@@ -56,8 +56,10 @@ def cost_result(priced: Priced) -> dict[str, Any]:
     return {
         "comm_result": comm,
         "compute_details": {name: first[name] for name in ("fwd_compute_time", "recompute_time", "bwd_compute_time")}
-        | {"optim_time": {"optim_exposed_time": first["optim_time"]},
-           "model_flops": flops["run"] * tokens / strategy.world_size},
+        | {
+            "optim_time": {"optim_exposed_time": first["optim_time"]},
+            "model_flops": flops["run"] * tokens / strategy.world_size,
+        },
         "breakdown_result": first,
         **({"breakdown_result_last_stage": last} if len(stages) > 1 else {}),
         "chunk_time": _chunk_time(first, m),
@@ -71,10 +73,12 @@ def cost_result(priced: Priced) -> dict[str, Any]:
         "mfu": rate * flops["run"] / peak,
         "mfu_6nd_with_attn": rate * flops["with_attn"] / peak,
         "mfu_6nd": rate * flops["without_attn"] / peak,
-        "flops_info": {"theory_flops": flops["with_attn"] * tokens / strategy.world_size,
-                       "model_flops": flops["run"] * tokens / strategy.world_size},
+        "flops_info": {
+            "theory_flops": flops["with_attn"] * tokens / strategy.world_size,
+            "model_flops": flops["run"] * tokens / strategy.world_size,
+        },
         "param_numel_info": parameter_numbers(solutions.problem.model),
-    }  # fmt: skip
+    }
 
 
 def mem_result(priced: Priced) -> dict[str, Any]:
@@ -162,7 +166,9 @@ def _stage_result(stage: StageBytes, priced: Priced, number: int) -> dict[str, A
         "parallel_config": {"parallelism": parallelism(strategy), "fp8": strategy.fp8},
         "model_mem": stage.model,
         "model_mem_detail": {
-            "dense": _detail(stage.dense), "moe": _detail(stage.experts), "te_dummy_wgrad": {"all_mem": stage.dummy},
+            "dense": _detail(stage.dense),
+            "moe": _detail(stage.experts),
+            "te_dummy_wgrad": {"all_mem": stage.dummy},
         },
         "workspaces": parts["workspaces"],
         "fwd_activation_cache_per_micro_batch": stage.cache,
@@ -173,7 +179,7 @@ def _stage_result(stage: StageBytes, priced: Priced, number: int) -> dict[str, A
         "peak_mem_with_reserved": stage.allocated / factor,
         "memory_reserved_ratio": factor,
         "peak_path": f"stage {number}: {where}",
-    }  # fmt: skip
+    }
 
 
 def _detail(states: Any) -> dict[str, Any]:

@@ -78,12 +78,16 @@ class Space:
             if self.global_batch_size % (dp * self.micro_batch_size):
                 continue
             sizes = {
-                "world_size": self.world_size, "tp_size": tp, "ep_size": ep, "pp_size": pp,
+                "world_size": self.world_size,
+                "tp_size": tp,
+                "ep_size": ep,
+                "pp_size": pp,
                 "etp_size": tp if self.use_etp else 1,
                 "micro_batch_size": self.micro_batch_size,
                 "micro_batch_num": self.global_batch_size // (dp * self.micro_batch_size),
-                "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": rest if rest < each else None,
-            }  # fmt: skip
+                "num_layers_in_first_pipeline_stage": None,
+                "num_layers_in_last_pipeline_stage": rest if rest < each else None,
+            }
             for recompute in self._recompute(each):
                 yield strategy.changed(**sizes, **recompute)
 
@@ -105,8 +109,13 @@ class Space:
                     yield {"recompute_layer_num": count}
             else:
                 for switches in SEARCHED:
-                    yield {**_OFF, **dict(zip(SWITCHES, switches, strict=True)), "enable_recompute": True,
-                           "recompute_granularity": name, "recompute_layer_num": layers}  # fmt: skip
+                    yield {
+                        **_OFF,
+                        **dict(zip(SWITCHES, switches, strict=True)),
+                        "enable_recompute": True,
+                        "recompute_granularity": name,
+                        "recompute_layer_num": layers,
+                    }
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,9 @@ class Found:
     reasons: Mapping[str, int]
 
 
-def search_space(space: Space, strategy: StrategyConfig, model: ModelConfig, machine: Machine, gmi_error: float,
-                 use_reserved_memory: bool) -> Found:  # fmt: skip
+def search_space(
+    space: Space, strategy: StrategyConfig, model: ModelConfig, machine: Machine, gmi_error: float, use_reserved_memory: bool
+) -> Found:
     """Price every candidate and keep those that fit in the memory that ``gmi_error`` GiB leave.
 
     use_reserved_memory: whether what the allocator reserves must fit, or only what is allocated. Raises InputError where no

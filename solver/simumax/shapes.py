@@ -91,14 +91,29 @@ def _usual_gemms() -> list[Row]:
     for m, n, k in product((4096, 8192), _SIZES, _SIZES):
         for i, j, depth, layout, adds, out in passes:
             size = (m, n, k)
-            found.append({"batch": 1, "m": size[i], "n": size[j], "k": size[depth], "layout": layout, "accumulate": adds,
-                          "out_dtype": out})  # fmt: skip
+            found.append(
+                {
+                    "batch": 1,
+                    "m": size[i],
+                    "n": size[j],
+                    "k": size[depth],
+                    "layout": layout,
+                    "accumulate": adds,
+                    "out_dtype": out,
+                }
+            )
     return found
 
 
 def _attention(words: Mapping[str, str]) -> Row:
-    names = {"batch": "batch", "seq_len": "seq_q", "head_num": "heads", "kv_head_num": "kv_heads", "qk_head_dim": "head_dim",
-             "v_head_dim": "v_head_dim"}  # fmt: skip
+    names = {
+        "batch": "batch",
+        "seq_len": "seq_q",
+        "head_num": "heads",
+        "kv_head_num": "kv_heads",
+        "qk_head_dim": "head_dim",
+        "v_head_dim": "v_head_dim",
+    }
     row = _sizes(words, names)
     kernel = "transformer_engine" if words.get("qkv_contiguous", "True") == "True" else "transformer_engine_strided"
     return {**row, "seq_kv": row["seq_q"], "causal": 1, "kernel": kernel}
@@ -111,10 +126,19 @@ def _square_flops(row: Row) -> float:
 def _usual_attention() -> list[Row]:
     dims = ((128, 128), (64, 64), (192, 128))
     return [
-        {"batch": 1, "seq_q": seq, "heads": heads, "kv_heads": heads, "head_dim": qk, "v_head_dim": v, "seq_kv": seq,
-         "causal": 1, "kernel": "transformer_engine"}
+        {
+            "batch": 1,
+            "seq_q": seq,
+            "heads": heads,
+            "kv_heads": heads,
+            "head_dim": qk,
+            "v_head_dim": v,
+            "seq_kv": seq,
+            "causal": 1,
+            "kernel": "transformer_engine",
+        }
         for seq, heads, (qk, v) in product((2048, 4096, 8192, 16384), (16, 32, 64), dims)
-    ]  # fmt: skip
+    ]
 
 
 def _grouped(words: Mapping[str, str]) -> Row:

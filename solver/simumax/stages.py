@@ -92,14 +92,16 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageBytes]:
         beside = state(set())
         parts = dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True))
         cache = float(recomputed[stage] @ kept + (stages.counts[stage, :, 0] - recomputed[stage]) @ whole)
-        found.append(StageBytes(
-            dense=state(set(shares) - {EXPERTS}) - beside,
-            experts=state({EXPERTS}) - beside,
-            dummy=float(beside.sum()),
-            cache=cache,
-            in_flight=parts["activations"] / cache if cache else 0.0,
-            parts=parts,
-            allocated=float(memory.allocated[stage]),
-            reserved=float(memory.reserved[stage]),
-        ))  # fmt: skip
+        found.append(
+            StageBytes(
+                dense=state(set(shares) - {EXPERTS}) - beside,
+                experts=state({EXPERTS}) - beside,
+                dummy=float(beside.sum()),
+                cache=cache,
+                in_flight=parts["activations"] / cache if cache else 0.0,
+                parts=parts,
+                allocated=float(memory.allocated[stage]),
+                reserved=float(memory.reserved[stage]),
+            )
+        )
     return found

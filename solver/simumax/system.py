@@ -19,10 +19,13 @@ from solver.simumax.shapes import Op, op_rows, table_of
 
 #: Op of the file -> (table and pass, number format).
 OPS = {
-    "matmul": ("linear", "bf16"), "fp8_matmul": ("linear", "fp8"), "sdp_fwd": ("flash_attn.forward", "bf16"),
-    "sdp_bwd": ("flash_attn.backward", "bf16"), "group_matmul": ("grouped_linear", "bf16"),
+    "matmul": ("linear", "bf16"),
+    "fp8_matmul": ("linear", "fp8"),
+    "sdp_fwd": ("flash_attn.forward", "bf16"),
+    "sdp_bwd": ("flash_attn.backward", "bf16"),
+    "group_matmul": ("grouped_linear", "bf16"),
     "fp8_group_matmul": ("grouped_linear", "fp8"),
-}  # fmt: skip
+}
 BANDWIDTHS = ("default", "permute_fwd", "permute_bwd", "ce", "ce_fusion")
 #: Class of the file -> (kind of kernel, launches that its latency counts for).
 _OF_CLASS = {"ce_fusion": ("cross_entropy", 1), "permute_fwd": ("permute", 4), "permute_bwd": ("permute_grad", 4)}
@@ -69,10 +72,16 @@ def _device(config: SystemConfig, ops: Mapping[str, Op], memory_bandwidth: float
     peaks = {"bf16": peak} | ({"fp8": ops["fp8_matmul"].flops} if "fp8_matmul" in ops else {})
     alike = min((sheet.device for sheet in DATASHEETS.values()), key=lambda one: abs(one.half_peak - peak))
     return Device(
-        name=config.sys_name, peak_flops=peaks, memory_bytes=float(accelerator["mem_gbs"]) * GIB,
-        memory_bandwidth=memory_bandwidth, num_sms=alike.num_sms, gpus_per_node=config.num_per_node,
-        link_bandwidth=link_bandwidth(config), network_bandwidth=network_bandwidth(config), flash_version=alike.flash_version,
-    )  # fmt: skip
+        name=config.sys_name,
+        peak_flops=peaks,
+        memory_bytes=float(accelerator["mem_gbs"]) * GIB,
+        memory_bandwidth=memory_bandwidth,
+        num_sms=alike.num_sms,
+        gpus_per_node=config.num_per_node,
+        link_bandwidth=link_bandwidth(config),
+        network_bandwidth=network_bandwidth(config),
+        flash_version=alike.flash_version,
+    )
 
 
 def _accelerator(given: Any) -> dict[str, Any]:

@@ -135,10 +135,12 @@ def cluster_of(
 def cluster_keys(cluster: Cluster) -> dict[str, float]:
     """Return what ``cluster_of`` reads as ``cluster``: the keys of a cluster file, in its units."""
     figures: dict[str, float | None] = {
-        "gpus_per_node": cluster.gpus_per_node, "nvlink_domain": cluster.nvlink_domain or None,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nvlink_domain": cluster.nvlink_domain or None,
         "link_peers": cluster.link_peers,
-        "inter_node_gbit_per_gpu": cluster.network_bandwidth / GBIT, "memory_gib": cluster.memory_bytes / GIB,
-    }  # fmt: skip
+        "inter_node_gbit_per_gpu": cluster.network_bandwidth / GBIT,
+        "memory_gib": cluster.memory_bytes / GIB,
+    }
     for key in (*_BUS_BANDWIDTHS, *_HOST):
         rate = getattr(cluster, key.removesuffix("_gb_s"))
         figures[key] = rate / GB if rate else None

@@ -11,11 +11,20 @@ MLP, MOE = "mlp", "moe"
 LAYER_TYPES = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION, LINEAR_ATTENTION, MAMBA)
 MLP_TYPES = (MLP, MOE)  #: those that are no mixers of tokens, where each layer is one block
 LINEAR_SIZES = (
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-)  # fmt: skip
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 MAMBA_SIZES = (
-    "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_chunk_size",
-)  # fmt: skip
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "mamba_state_dim",
+    "mamba_num_groups",
+    "mamba_conv_kernel_dim",
+    "mamba_chunk_size",
+)
 
 
 def marked_layers(kind: str, marks: Iterable[object]) -> list[str]:

@@ -101,8 +101,13 @@ class ModelSpec:
         for name in _SIZES:
             if not 0 <= getattr(self, name) <= 1 << 30:
                 raise InputError(f"{where}: {name} is {getattr(self, name)}; it must be between 0 and {1 << 30}")
-        for name, allowed in (("norm", NORMS), ("position", POSITIONS), ("qk_norm", QK_NORMS), ("norms_per_layer", (1, 2, 4)),
-                              ("router_score", ROUTER_SCORES)):  # fmt: skip
+        for name, allowed in (
+            ("norm", NORMS),
+            ("position", POSITIONS),
+            ("qk_norm", QK_NORMS),
+            ("norms_per_layer", (1, 2, 4)),
+            ("router_score", ROUTER_SCORES),
+        ):
             if getattr(self, name) not in allowed:
                 raise InputError(
                     f"{where}: {name} is {getattr(self, name)!r}; it must be one of {', '.join(map(str, allowed))}"
@@ -196,13 +201,28 @@ class ModelSpec:
 #: Megatron pads the vocabulary to a multiple of this and of tp (--make-vocab-size-divisible-by), unless it is told otherwise.
 VOCAB_MULTIPLE = 128
 _SIZES = (
-    "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
-    "attention_chunk_size", *LINEAR_SIZES, *MAMBA_SIZES, "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "padded_vocab_size",
+    "max_position_embeddings",
+    "position_rows",
+    "sliding_window",
+    "sliding_window_every",
+    "attention_chunk_size",
+    *LINEAR_SIZES,
+    *MAMBA_SIZES,
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
     "shared_expert_intermediate_size",
-    "first_k_dense_replace", "router_groups", "router_topk_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "first_k_dense_replace",
+    "router_groups",
+    "router_topk_groups",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
     "qk_rope_head_dim",
-    "v_head_dim", "num_nextn_predict_layers",
-)  # fmt: skip
+    "v_head_dim",
+    "num_nextn_predict_layers",
+)
 
 
 def check_model(model: ModelSpec, seq_len: int) -> None:

@@ -12,8 +12,11 @@ from solver.spec.model import REQUIRED, ModelSpec
 
 _LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
 KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled", "untimed"} | {
-    "hidden_act", "n_shared_experts", "bias", "attention_bias",
-}  # fmt: skip
+    "hidden_act",
+    "n_shared_experts",
+    "bias",
+    "attention_bias",
+}
 OTHER_NAMES = {
     "n_routed_experts": "num_experts",
     "num_local_experts": "num_experts",
@@ -47,12 +50,19 @@ def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> Mo
     if missing:
         raise InputError(f"{where}: the model needs {missing[0]}")
     kinds = {f.name: str(f.type) for f in fields(ModelSpec)} | {
-        "n_shared_experts": "int", "bias": "bool", "attention_bias": "bool", "hidden_act": "str",
-    }  # fmt: skip
+        "n_shared_experts": "int",
+        "bias": "bool",
+        "attention_bias": "bool",
+        "hidden_act": "str",
+    }
     words = {
-        "int": "a whole number", "bool": "true or false", "str": "a text", "tuple[str, ...]": "a list of texts",
-        "tuple[int, ...]": "a list of whole numbers", "int | tuple[int, ...]": "a whole number or a list of them",
-    }  # fmt: skip
+        "int": "a whole number",
+        "bool": "true or false",
+        "str": "a text",
+        "tuple[str, ...]": "a list of texts",
+        "tuple[int, ...]": "a list of whole numbers",
+        "int | tuple[int, ...]": "a whole number or a list of them",
+    }
     if isinstance(given.get("qk_norm"), bool):  # as cases state it
         given["qk_norm"] = "head" if given["qk_norm"] else "none"
     for key, value in given.items():

@@ -16,8 +16,10 @@ from solver.spec.pipeline_layout import predicts_apart
 DEFAULT_SEQ_LEN = 4096
 #: Fields that name modules, of those that each may name.
 _LISTED = {
-    "recompute_modules": RECOMPUTE_MODULES, "cuda_graph_modules": CUDA_GRAPH_MODULES, "offload_modules": OFFLOAD_MODULES,
-}  # fmt: skip
+    "recompute_modules": RECOMPUTE_MODULES,
+    "cuda_graph_modules": CUDA_GRAPH_MODULES,
+    "offload_modules": OFFLOAD_MODULES,
+}
 #: Types of the fields that are true or false; None: as the framework, or the rest of the run, implies.
 SWITCH_TYPES: Mapping[str, Any] = {"bool": bool, "bool | None": bool | None}
 _Run = TypeVar("_Run", bound="Run")

@@ -92,9 +92,10 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     """Build and estimate the programs of every kind of layer, of the embedding and of the head for ``keys``."""
     given, found = (keys, problem.model, problem.run, problem.cluster), problem.kinds
     programs = (
-        *(layer_program(*given, kind) for kind in found.kinds), embedding_program(*given),
+        *(layer_program(*given, kind) for kind in found.kinds),
+        embedding_program(*given),
         last_program(*given, found.kinds[found.of_layer[-1]]),
-    )  # fmt: skip
+    )
     parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
     if problem.cost.kernels.deratings.power_slowdown > 1:
         of_kind = np.bincount(found.of_layer, minlength=len(found.kinds))

@@ -92,9 +92,12 @@ class Splits:
     def stage_columns(self) -> tuple[np.ndarray, ...]:
         """The columns that say how many layers each stage holds, in the order of solver.schedule.stages.stage_layers."""
         return (
-            self.pp, self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage,
-            self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split,
-        )  # fmt: skip
+            self.pp,
+            self.num_layers_in_first_pipeline_stage,
+            self.num_layers_in_last_pipeline_stage,
+            self.account_for_embedding_in_pipeline_split,
+            self.account_for_loss_in_pipeline_split,
+        )
 
     def layer_keys(self) -> tuple[LayerKeys, np.ndarray]:
         """Return the distinct layers of these splits, and for each split the index of its layer."""
@@ -173,9 +176,12 @@ class Layouts:
         rest = {name: column([getattr(s, name) for s in strategies]) for name in (*_SIZES, *LAYOUT_FLAGS)}
         rest["zero_shard_size"] = column([s.zero_shard_size if s.zero else 1 for s in strategies])  # ZeRO-0 shards nothing
         return cls(
-            Splits(mode=modes, schedule=schedules, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
-            column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
-        )  # fmt: skip
+            Splits(mode=modes, schedule=schedules, **rest),
+            np.arange(len(strategies)),
+            column([s.zero for s in strategies]),
+            column([Recompute[s.recompute.upper()] for s in strategies]),
+            column([s.recompute_layers for s in strategies]),
+        )
 
     @property
     def recomputes_groups(self) -> np.ndarray:

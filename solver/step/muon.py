@@ -159,11 +159,15 @@ def _flops(found: Matrices) -> np.ndarray:
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:
     return [
         Op(
-            name, "optimizer", LINEAR, ONCE_PER_STEP,
-            {"m": m, "n": n, "k": k, "batch": 1, "layout": GemmLayout.TN, "accumulate": 0}, count=STEPS * times * number,
+            name,
+            "optimizer",
+            LINEAR,
+            ONCE_PER_STEP,
+            {"m": m, "n": n, "k": k, "batch": 1, "layout": GemmLayout.TN, "accumulate": 0},
+            count=STEPS * times * number,
         )
         for m, n, k, times in _products(found)
-    ]  # fmt: skip
+    ]
 
 
 def momentum_saved(problem: Problem, name: str) -> float:
@@ -181,8 +185,9 @@ def more_than_even(priced: PricedSplits, name: str, ranks: np.ndarray, stages: S
     whole = [
         found._replace(number=found.number * times)
         for part, times in zip((*table.layers, table.head), held, strict=True)
-        for found in _matrices(problem, part, key) if found.group == name
-    ]  # fmt: skip
+        for found in _matrices(problem, part, key)
+        if found.group == name
+    ]
     if not whole:
         return np.zeros(len(key))
     assigned = _assigned(whole, {name: ranks}, _elements)

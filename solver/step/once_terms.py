@@ -84,12 +84,19 @@ def once_terms(priced: PricedSplits) -> OnceTerms:
     if problem.framework.data_parallel.seconds_per_part:
         gathered += host_work(list_seconds(problem, splits))
     return OnceTerms(
-        all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"), all_gather=gathered,
-        accumulation=seconds("accumulation"), to_host=seconds(*([TO_HOST] if problem.run.offload_gradients else [])),
-        optimizer_whole=seconds("optimizer.whole"), optimizer_shard=seconds("optimizer.shard"),
-        buffer_whole=seconds("gradient_buffer.whole"), buffer_shard=seconds("gradient_buffer.shard"),
+        all_reduce=side("gradients.all_reduce"),
+        reduce_scatter=side("gradients.reduce_scatter"),
+        all_gather=gathered,
+        accumulation=seconds("accumulation"),
+        to_host=seconds(*([TO_HOST] if problem.run.offload_gradients else [])),
+        optimizer_whole=seconds("optimizer.whole"),
+        optimizer_shard=seconds("optimizer.shard"),
+        buffer_whole=seconds("gradient_buffer.whole"),
+        buffer_shard=seconds("gradient_buffer.shard"),
         other=seconds("gradient_norm", "tied_embedding"),
         weight_casts=seconds(*(["weight_casts"] if problem.weight_recipe else [])),
         sharded=sharded_weights(problem, sync, group, splits),
-        parameters=np.sum([one.elements for one in groups.values()], axis=0)[group], estimates=sync, row=group,
-    )  # fmt: skip
+        parameters=np.sum([one.elements for one in groups.values()], axis=0)[group],
+        estimates=sync,
+        row=group,
+    )

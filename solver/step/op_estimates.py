@@ -29,7 +29,7 @@ from solver.layers.program import (
     STATE_SPACE,
     WEIGHT_GRAD,
     Op,
-)  # fmt: skip
+)
 from solver.spec.choices import Recompute
 from solver.step.distinct import distinct
 from solver.step.launching import added, pass_seconds

@@ -30,9 +30,16 @@ def update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> lis
         *optimizer_ops(problem, f"optimizer.{kind}", owned),
         *(gradient_ops(problem, owned) if kind == "shard" else []),
         Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, ONCE_PER_STEP, {"bytes": owned * here * moved}, variant="adam"),
-        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, ONCE_PER_STEP, passes, variant="residual",
-           count=float(sync.gradient_passes > 0)),
-    ]  # fmt: skip
+        Op(
+            f"optimizer.{kind}",
+            "optimizer",
+            MEMORY_BOUND,
+            ONCE_PER_STEP,
+            passes,
+            variant="residual",
+            count=float(sync.gradient_passes > 0),
+        ),
+    ]
 
 
 def orthogonalises(problem: Problem, name: str) -> bool:

@@ -27,10 +27,9 @@ def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
     """Return the layers of every chunk of layout ``index``, in the order in which a micro batch passes them."""
     problem, s = solutions.problem, solutions.layouts.one(index).splits
     pp, vpp, embedding, loss, v_shaped = (
-        int(column[0]) for column in (
-            s.pp, s.vpp, s.account_for_embedding_in_pipeline_split, s.account_for_loss_in_pipeline_split, s.v_shaped
-        )
-    )  # fmt: skip
+        int(column[0])
+        for column in (s.pp, s.vpp, s.account_for_embedding_in_pipeline_split, s.account_for_loss_in_pipeline_split, s.v_shaped)
+    )
     stages = stage_sizes(problem, s)
     counts = int(stages.first[0]), int(stages.middle[0]), int(stages.last[0])
     layers, last = problem.model.num_hidden_layers, stages.fuller_last

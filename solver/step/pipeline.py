@@ -38,9 +38,18 @@ from solver.step.terms import SplitTerms
 
 #: Parts of these seconds, in the order of the rows of PipelineTimes.parts.
 PIPELINE_PARTS = (
-    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "offload_exposed",
-    "amax", "pp_transfer", "bubble",
-)  # fmt: skip
+    "compute",
+    "recompute",
+    "tp_exposed",
+    "cp_exposed",
+    "wp_exposed",
+    "ep_exposed",
+    "fsdp_exposed",
+    "offload_exposed",
+    "amax",
+    "pp_transfer",
+    "bubble",
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +95,18 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_extra)
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
-    parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * amax, m * slowest.send_recv,
-        pipeline - m * (slowest.seconds + root + offload + amax + stage.has_head * deferred),
-    ])  # fmt: skip
+    parts = np.array(
+        [
+            streams[0],
+            m * recomputed,
+            *streams[1:],
+            m * (fsdp_stage + root),
+            m * offload,
+            m * amax,
+            m * slowest.send_recv,
+            pipeline - m * (slowest.seconds + root + offload + amax + stage.has_head * deferred),
+        ]
+    )
     forward, backward = over_kinds(stage.layers, layer.forward), over_kinds(stage.layers, layer.backward)
     return PipelineTimes(pipeline, parts, stage, layer.hidden, forward, backward + recomputed)
 
@@ -149,9 +166,10 @@ def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[
     """Return the seconds of one micro batch on the slowest stage, forward and backward, for each stream."""
     return [
         over_kinds(stage.layers, (terms.layers.forward[:, s] + terms.layers.backward[:, s])[:, row])
-        + stage.has_embedding * terms.ends.embedding[s][row] + stage.has_head * terms.ends.head[s][row]
+        + stage.has_embedding * terms.ends.embedding[s][row]
+        + stage.has_head * terms.ends.head[s][row]
         for s in range(terms.layers.forward.shape[1])
-    ]  # fmt: skip
+    ]
 
 
 def _of_whole_layers(problem: Problem, saved: np.ndarray, layer: LayerSeconds) -> np.ndarray:

@@ -182,9 +182,19 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     regathered = 1.0 - 1.0 / linear_tensors(problem)  # the last one's backward pass follows at once
     neighbours = neighbours_of(problem.kinds.of_layer, len(problem.kinds.kinds))
     return ShardedWeights(
-        gather, scatter, neighbours, root, head, predicting, sync.zero3_by_tensor, regathered, reducing,
-        int(problem.kinds.of_layer[-1]), problem.run.overlap_param_gather, problem.reduces_sharded_beside,
-    )  # fmt: skip
+        gather,
+        scatter,
+        neighbours,
+        root,
+        head,
+        predicting,
+        sync.zero3_by_tensor,
+        regathered,
+        reducing,
+        int(problem.kinds.of_layer[-1]),
+        problem.run.overlap_param_gather,
+        problem.reduces_sharded_beside,
+    )
 
 
 def gathered_bytes(

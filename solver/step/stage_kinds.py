@@ -196,9 +196,15 @@ def first_chunk(held: Any, embedding: Any, loss: Any) -> Any:
 
 
 def chunk_sizes(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, v_shaped: bool = False,
+    layers: int,
+    pp: int,
+    vpp: int,
+    counts: tuple[int, int, int],
+    embedding: int = 0,
+    loss: int = 0,
+    v_shaped: bool = False,
     fuller_last: bool = False,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """Return the layers of every chunk, in the order in which a micro batch passes them.
 
     counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first,

@@ -181,8 +181,11 @@ class StageMemory:
         if problem.chunks:
             flight = stated_layers_in_flight(schedule, m, splits.pp, problem.chunks, index, group)
         else:
-            short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
-                             splits.account_for_loss_in_pipeline_split * self._stages.has_end[stage])  # fmt: skip
+            short = np.where(
+                index == 0,
+                splits.account_for_embedding_in_pipeline_split,
+                splits.account_for_loss_in_pipeline_split * self._stages.has_end[stage],
+            )
             flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index, group)
         return flight / np.maximum(layers, 1)
 

@@ -210,11 +210,16 @@ def bottleneck(stages: PipelineStages) -> Bottleneck:
     counts, has_embedding, has_head = kinds.counts[:, :, row], kinds.has_embedding[:, row], kinds.has_head[:, row]
     recomputed, _ = kinds.recomputed(stages.limit, row, counts)
     sent = np.where((has_head > 0) | (stages.terms.splits.pp[row] == 2), stages.sends.at_end, stages.sends.between)
-    seconds = np.array([
-        over_kinds(counts[s], layer.without_recompute) + over_kinds(recomputed[s], layer.recompute_extra)
-        + has_embedding[s] * ends.embedding + has_head[s] * ends.head + sent[s]
-        for s in range(len(counts))
-    ])  # fmt: skip
+    seconds = np.array(
+        [
+            over_kinds(counts[s], layer.without_recompute)
+            + over_kinds(recomputed[s], layer.recompute_extra)
+            + has_embedding[s] * ends.embedding
+            + has_head[s] * ends.head
+            + sent[s]
+            for s in range(len(counts))
+        ]
+    )
     slowest = np.argmax(seconds, axis=0)
     chosen = slowest, np.arange(len(row))
     stage = SlowestStage(

@@ -104,11 +104,15 @@ def end_terms(table: LayerTable, key: np.ndarray) -> EndTerms:
     """Look up embedding and head of splits."""
     embedding, head = table.embedding.times, table.head.times
     return EndTerms(
-        embedding=(embedding.forward + embedding.backward)[:, key], embedding_forward=embedding.forward.sum(axis=0)[key],
-        head=(head.forward + head.backward)[:, key], head_forward=head.forward.sum(axis=0)[key],
-        head_weight_grad=head.weight_grad[key], projection_weight_grad=projection_seconds(table.head)[key],
-        head_recompute=head.recompute.sum(axis=1)[:, key], embedding_parameters=table.embedding.parameters[key],
-    )  # fmt: skip
+        embedding=(embedding.forward + embedding.backward)[:, key],
+        embedding_forward=embedding.forward.sum(axis=0)[key],
+        head=(head.forward + head.backward)[:, key],
+        head_forward=head.forward.sum(axis=0)[key],
+        head_weight_grad=head.weight_grad[key],
+        projection_weight_grad=projection_seconds(table.head)[key],
+        head_recompute=head.recompute.sum(axis=1)[:, key],
+        embedding_parameters=table.embedding.parameters[key],
+    )
 
 
 def split_terms(priced: PricedSplits) -> SplitTerms:
@@ -117,7 +121,12 @@ def split_terms(priced: PricedSplits) -> SplitTerms:
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     return SplitTerms(
-        splits, key, stages_of(problem, splits), layer_terms(problem, table, key), end_terms(table, key),
+        splits,
+        key,
+        stages_of(problem, splits),
+        layer_terms(problem, table, key),
+        end_terms(table, key),
         np.where(splits.pp > 1, send_recv + _restart(problem, splits), 0.0),
-        amax_seconds(problem, splits), once_terms(priced),
-    )  # fmt: skip
+        amax_seconds(problem, splits),
+        once_terms(priced),
+    )

@@ -45,8 +45,12 @@ def attention_calls(problem: Problem, splits: Splits) -> AttentionCalls:
     found = problem.kinds
     programs = [layer_program(keys, problem.model, problem.run, problem.cluster, kind) for kind in found.kinds]
     times = [count / len(found.of_layer) for count in found.counts]  # of an average layer
-    ops = [replace(op, count=op.count * share) for program, share in zip(programs, times, strict=True)
-           for op in program.ops if op.kind == FLASH_ATTN]  # fmt: skip
+    ops = [
+        replace(op, count=op.count * share)
+        for program, share in zip(programs, times, strict=True)
+        for op in program.ops
+        if op.kind == FLASH_ATTN
+    ]
     n, occurs = len(keys), np.bincount(key, minlength=len(keys))
     none = np.zeros(0, dtype=np.int64)
     columns = [

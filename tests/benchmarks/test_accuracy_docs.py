@@ -32,9 +32,15 @@ CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.
 SMALL = ModelSpec(
-    name="small", hidden_size=100, intermediate_size=200, num_hidden_layers=1, num_attention_heads=10, num_key_value_heads=10,
-    head_dim=10, vocab_size=50,
-)  # fmt: skip
+    name="small",
+    hidden_size=100,
+    intermediate_size=200,
+    num_hidden_layers=1,
+    num_attention_heads=10,
+    num_key_value_heads=10,
+    head_dim=10,
+    vocab_size=50,
+)
 RUN = Strategy(world_size=2, dp=2, seq_len=10, num_micro_batches=3)
 
 
@@ -194,7 +200,7 @@ def test_factor_table_leaves_the_largest_group_out() -> None:
 
 @pytest.mark.parametrize(
     ("size", "label"), [(1, "1"), (2, "2"), (3, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"), (17, "over 16")]
-)  # fmt: skip
+)
 def test_bins_of_the_micro_batch(size: int, label: str) -> None:
     assert f"| micro batch | {label} | 1 |" in accuracy_tables.factor_table(
         [made("x-1", 1.0, run=RUN.replace(micro_batch_size=size))]

@@ -28,9 +28,12 @@ def test_a_page_has_every_part() -> None:
     row = ["x"] * len(devices.HEAD)
     text = devices.page({"llama3_70b": [row], "deepseek_v3": [row]}, [row])
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        "## Llama 3 70B", "## DeepSeek-V3", "## What if", "## What a better figure changes",
+        "## Llama 3 70B",
+        "## DeepSeek-V3",
+        "## What if",
+        "## What a better figure changes",
         "## Figures that are not from a maker's datasheet",
-    ]  # fmt: skip
+    ]
 
 
 def test_figures_that_no_datasheet_states() -> None:

@@ -36,10 +36,16 @@ def test_defects_are_noticed() -> None:
 
 @pytest.mark.parametrize(
     ("status", "seconds", "errors", "wrong"),
-    [(2, 0.1, "error: a sentence\n", ""), (2, 0.1, "", "no sentence"), (2, 0.1, "error: two\nlines\n", "control characters"),
-     (2, 0.1, "error: \x1b[31mred\n", "control characters"), (2, 0.1, f"error: {'x' * 2000}\n", "a message of 2007 characters"),
-     (0, SECONDS + 1, "", "took 21 s"), (2, 0.1, "usage: foretrain\nforetrain: error: no\n", "")],
-)  # fmt: skip
+    [
+        (2, 0.1, "error: a sentence\n", ""),
+        (2, 0.1, "", "no sentence"),
+        (2, 0.1, "error: two\nlines\n", "control characters"),
+        (2, 0.1, "error: \x1b[31mred\n", "control characters"),
+        (2, 0.1, f"error: {'x' * 2000}\n", "a message of 2007 characters"),
+        (0, SECONDS + 1, "", "took 21 s"),
+        (2, 0.1, "usage: foretrain\nforetrain: error: no\n", ""),
+    ],
+)
 def test_what_counts_as_a_defect(status: int, seconds: float, errors: str, wrong: str) -> None:
     found = trouble(status, seconds, errors, "")
     assert wrong in found if wrong else not found

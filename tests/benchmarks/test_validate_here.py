@@ -16,22 +16,48 @@ from profiler.profile.store import read_profile, write_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-        "vocab_size": 256}  # fmt: skip
+TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
 
 
 def small_profile() -> Profile:
     """Return a profile of a CPU of 50 GFLOP/s and 10 GB/s whose measurements follow 2 us + FLOPs / 40 GFLOP/s."""
     side = np.repeat(2 ** np.arange(5, 11), 6)
     other = np.tile(2 ** np.arange(5, 11), 6)
-    linear = {"m": side, "n": other, "k": 128, "batch": 1, "layout": "TN", "dtype": "fp32", "out_dtype": "fp32",
-              "seconds": 2e-6 + 2.0 * side * other * 128 / 4e10, "spread": 0.01, "repeats": 9, "source": "made up"}  # fmt: skip
+    linear = {
+        "m": side,
+        "n": other,
+        "k": 128,
+        "batch": 1,
+        "layout": "TN",
+        "dtype": "fp32",
+        "out_dtype": "fp32",
+        "seconds": 2e-6 + 2.0 * side * other * 128 / 4e10,
+        "spread": 0.01,
+        "repeats": 9,
+        "source": "made up",
+    }
     return Profile("small", cpu_device(), {"linear": Table.from_columns("linear", linear)}, {"sustained_scale": 1.0})
 
 
 def case(name: str, step_s: float, micro_batches: int) -> str:
-    run = {"framework": "pytorch", "world_size": 1, "seq_len": 32, "micro_batch_size": 1, "num_micro_batches": micro_batches,
-           "zero": 0, "precision": "fp32", "grad_dtype": "fp32", "attention": "flash"}  # fmt: skip
+    run = {
+        "framework": "pytorch",
+        "world_size": 1,
+        "seq_len": 32,
+        "micro_batch_size": 1,
+        "num_micro_batches": micro_batches,
+        "zero": 0,
+        "precision": "fp32",
+        "grad_dtype": "fp32",
+        "attention": "flash",
+    }
     measured = {"step_s": step_s, "spread": 0.02, "repeats": 4}
     model = {**TINY, "head_dim": 16, "gated_mlp": True}
     return json.dumps({"id": f"trained:{name}", "hardware": "HERE", "model": model, "run": run, "measured": measured})
@@ -40,9 +66,14 @@ def case(name: str, step_s: float, micro_batches: int) -> str:
 def test_errors_ranks_and_coverage_by_hand() -> None:
     words = np.array(["one rank"] * 4)
     found = validate_here.Comparison(
-        ("a", "b", "c", "d"), words, np.array([1.1, 1.8, 3.0, 5.0]), np.array([1.0, 2.0, 4.0, 3.0]),
-        np.array([0.9, 1.5, 2.5, 4.0]), np.array([1.3, 2.2, 3.6, 6.0]), np.zeros(4),
-    )  # fmt: skip
+        ("a", "b", "c", "d"),
+        words,
+        np.array([1.1, 1.8, 3.0, 5.0]),
+        np.array([1.0, 2.0, 4.0, 3.0]),
+        np.array([0.9, 1.5, 2.5, 4.0]),
+        np.array([1.3, 2.2, 3.6, 6.0]),
+        np.zeros(4),
+    )
     assert found.error == pytest.approx([0.1, -0.1, -0.25, 2 / 3])
     assert found.inside.tolist() == [True, True, False, False]
     # ranks 1 2 3 4 against 1 2 4 3: 1 - 6 * 2 / (4 * 15)

@@ -145,8 +145,9 @@ def test_at_the_limit_of_power_the_peak_is_no_matter(h100: CostModel) -> None:
 @settings(max_examples=10, deadline=None)
 @given(
     figures=st.fixed_dictionaries({name: st.floats(0.4, 3) for name in ("peak", "power", "memory", "links")}),
-    raised=st.sampled_from(["peak", "power", "memory", "links"]), by=st.floats(1, 4),
-)  # fmt: skip
+    raised=st.sampled_from(["peak", "power", "memory", "links"]),
+    by=st.floats(1, 4),
+)
 @example(figures={"peak": 0.78125, "power": 1.0, "memory": 1.0, "links": 1.0}, raised="peak", by=2.0)  # fp8 throttled by bf16's
 def test_a_better_figure_makes_no_kernel_slower(figures: dict[str, float], raised: str, by: float) -> None:
     """Of the physical models, to rounding; the learnt corrections read the regime that results (see the test below)."""
@@ -160,9 +161,11 @@ def _scaled(peak: float, power: float, memory: float, links: float) -> Datasheet
     sheet = DATASHEETS["h100_sxm"]
     own = sheet.device
     device = replace(
-        own, peak_flops={name: peak * rate for name, rate in own.peak_flops.items()},
-        memory_bandwidth=memory * own.memory_bandwidth, link_bandwidth=links * own.link_bandwidth,
-    )  # fmt: skip
+        own,
+        peak_flops={name: peak * rate for name, rate in own.peak_flops.items()},
+        memory_bandwidth=memory * own.memory_bandwidth,
+        link_bandwidth=links * own.link_bandwidth,
+    )
     return replace(sheet, device=device, power=power * sheet.power)
 
 
@@ -206,8 +209,10 @@ def test_kernels_of_another_architecture_are_rescaled_beside_one_device_of_the_c
 
 def test_a_machine_that_was_measured_here_is_its_device_whatever_its_profile_is_called() -> None:
     own = replace(find_profile("h100_sxm")[0], name="this machine")
-    here, shipped = (derived_profile("chip", DATASHEETS["h100_96gb_500w"], kernels).derivation
-                     for kernels in (own, find_profile("h100_sxm")[0]))  # fmt: skip
+    here, shipped = (
+        derived_profile("chip", DATASHEETS["h100_96gb_500w"], kernels).derivation
+        for kernels in (own, find_profile("h100_sxm")[0])
+    )
     assert here is not None and shipped is not None and here.similarity == "architecture"
     assert (here.power_beside, here.power_slowdown) == (shipped.power_beside, shipped.power_slowdown)
     other = replace(own, name="h100_sxm", device=replace(own.device, name="NVIDIA GeForce RTX 4090"))

@@ -28,8 +28,14 @@ from solver.step.time import TIME_PARTS
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "7B_internlm2.py"
 PROFILE = ROOT / "prof_data" / "h100_sxm.pt"
-SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "vocab_size": 1000}  # fmt: skip
+SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+}
 
 
 def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -85,8 +91,19 @@ def fitted_before(h100_model: CostModel, a100_model: CostModel) -> None:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """Run a search as a process; return the printed report, the JSON, and the folder with the CSV and the picture."""
     folder = tmp_path_factory.mktemp("out")
-    done = run("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv",
-               folder / "out.csv", "--plot", folder / "front.png")  # fmt: skip
+    done = run(
+        "--run_all_solu",
+        "--world_size",
+        128,
+        "--top",
+        5,
+        "--json",
+        folder / "out.json",
+        "--csv",
+        folder / "out.csv",
+        "--plot",
+        folder / "front.png",
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     printed = done.stdout
     return printed, json.loads((folder / "out.json").read_text()), folder
@@ -184,8 +201,17 @@ def test_two_runs_agree(searched: tuple[str, dict[str, Any], Path], tmp_path: Pa
 
 def test_a_model_with_experts_as_a_user_searches_it(tmp_path: Path) -> None:
     tokens, world = 256 * 4096, 64
-    common = ("--config", "configs/models/qwen3_30b_a3b.json", "--run_all_solu", "--world_size", world, "--top", 2,
-              "--global_batch_size", tokens)  # fmt: skip
+    common = (
+        "--config",
+        "configs/models/qwen3_30b_a3b.json",
+        "--run_all_solu",
+        "--world_size",
+        world,
+        "--top",
+        2,
+        "--global_batch_size",
+        tokens,
+    )
     printed = works(*common, "--set", "moe_dispatcher=deepep,moe_imbalance=1.2", "--json", tmp_path / "uneven.json")
     assert "exposed exchange of expert tokens" in printed and "30.53 B parameters" in printed
     even = works(*common, "--set", "moe_dispatcher=deepep", "--json", tmp_path / "even.json", "--jobs", 2)
@@ -206,8 +232,16 @@ def test_a_single_layout_is_that_of_the_config(tmp_path: Path) -> None:
     plain = json.loads((tmp_path / "one.json").read_text())
     (found,) = plain["best"]
     layout = found["layout"]
-    expected = {"tp": 2, "tp_mode": "msp", "pp": 1, "dp": 32, "micro_batch_size": 2, "num_micro_batches": 8, "zero": 1,
-                "zero_shard_size": 32}  # fmt: skip
+    expected = {
+        "tp": 2,
+        "tp_mode": "msp",
+        "pp": 1,
+        "dp": 32,
+        "micro_batch_size": 2,
+        "num_micro_batches": 8,
+        "zero": 1,
+        "zero_shard_size": 32,
+    }
     assert {key: layout[key] for key in expected} == expected
     check_solution(found, 64, 32 * 2 * 8 * 4096)
     assert f"{found['tgs']:,.0f} tokens/GPU/s" in printed
@@ -229,8 +263,11 @@ def test_a_layout_that_does_not_fit_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["--profile", "--pre_profiling_data_path", "--cluster"])
 def test_another_machine(tmp_path: Path, way: str) -> None:
-    value = {"--profile": "a100_sxm_80gb", "--pre_profiling_data_path": ROOT / "prof_data" / "a100_sxm_80gb.pt",
-             "--cluster": "dgx_a100"}[way]  # fmt: skip
+    value = {
+        "--profile": "a100_sxm_80gb",
+        "--pre_profiling_data_path": ROOT / "prof_data" / "a100_sxm_80gb.pt",
+        "--cluster": "dgx_a100",
+    }[way]
     printed = works("--world_size", 64, way, value, "--json", tmp_path / "a100.json")
     assert "A100" in printed
     works("--world_size", 64, "--json", tmp_path / "h100.json")
@@ -262,8 +299,19 @@ def test_settings_that_another_framework_does_not_take_over_are_named(tmp_path: 
 def test_a_hugging_face_config(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**SMALL, "model_type": "llama", "rope_theta": 5e5}))
-    works("--config", path, "--world_size", 8, "--seq_len", 2048, "--run_all_solu", "--global_batch_size", 2**17, "--json",
-          tmp_path / "out.json")  # fmt: skip
+    works(
+        "--config",
+        path,
+        "--world_size",
+        8,
+        "--seq_len",
+        2048,
+        "--run_all_solu",
+        "--global_batch_size",
+        2**17,
+        "--json",
+        tmp_path / "out.json",
+    )
     plain = json.loads((tmp_path / "out.json").read_text())
     assert plain["model"]["hidden_size"] == 512 and plain["best"][0]["layout"]["seq_len"] == 2048
 
@@ -271,11 +319,19 @@ def test_a_hugging_face_config(tmp_path: Path) -> None:
 # measured runs
 
 CASE: dict[str, Any] = {
-    "id": "mine-1", "hardware": "h100_sxm", "model": SMALL,
-    "run": {"world_size": 8, "seq_len": 2048, "micro_batch_size": 4, "global_batch_size": 64, "framework": "megatron-lm",
-            "colour": "green"},
+    "id": "mine-1",
+    "hardware": "h100_sxm",
+    "model": SMALL,
+    "run": {
+        "world_size": 8,
+        "seq_len": 2048,
+        "micro_batch_size": 4,
+        "global_batch_size": 64,
+        "framework": "megatron-lm",
+        "colour": "green",
+    },
     "measured": {"step_s": 0.05, "peak_memory_gib": 8.0, "memory_kind": "allocated"},
-}  # fmt: skip
+}
 
 
 def write_cases(path: Path, *cases: Any) -> Path:
@@ -327,14 +383,21 @@ def test_an_impossible_case_is_skipped_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [("not json\n", "line 1: not a JSON object"), ("[1, 2]\n", "line 1: a case needs id"),
-     ('{"id": "x"}\n', "hardware is missing"),
-     ("\n\n", "no case"), ("5\n", "line 1: a case needs id"),
-     (json.dumps({**CASE, "model": 5}) + "\n", "model is 5; it must be an object"),
-     (json.dumps({**CASE, "model": "llama3_70"}) + "\n", "no shipped model is called 'llama3_70' (did you mean 'llama3_70b'?)"),
-     (json.dumps({**CASE, "run": []}) + "\n", "run is []; it must be an object"),
-     (json.dumps({**CASE, "measured": None}) + "\n", "measured is None; it must be an object")],
-)  # fmt: skip
+    [
+        ("not json\n", "line 1: not a JSON object"),
+        ("[1, 2]\n", "line 1: a case needs id"),
+        ('{"id": "x"}\n', "hardware is missing"),
+        ("\n\n", "no case"),
+        ("5\n", "line 1: a case needs id"),
+        (json.dumps({**CASE, "model": 5}) + "\n", "model is 5; it must be an object"),
+        (
+            json.dumps({**CASE, "model": "llama3_70"}) + "\n",
+            "no shipped model is called 'llama3_70' (did you mean 'llama3_70b'?)",
+        ),
+        (json.dumps({**CASE, "run": []}) + "\n", "run is []; it must be an object"),
+        (json.dumps({**CASE, "measured": None}) + "\n", "measured is None; it must be an object"),
+    ],
+)
 def test_invalid_case_files(tmp_path: Path, lines: str, message: str) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(lines)
@@ -382,13 +445,15 @@ def test_one_odd_line_does_not_lose_the_other_cases(tmp_path: Path) -> None:
         (("--set", "dispatcher=deepep"), "--set dispatcher: it is no constant of a run"),
         (("--set", "moe_dispatcher=deepep"), "moe_dispatcher changes nothing: 7B_internlm2 has no experts"),
         (("--set", "fp8_param_gather=true"), "fp8_param_gather changes nothing with precision bf16; leave it out"),
-        (("--framework", "megatron-core", "--set", "overlap_weight_gather=false"),
-         "overlap_weight_gather changes nothing under megatron-core-0.12, which has no isp; leave it out"),
+        (
+            ("--framework", "megatron-core", "--set", "overlap_weight_gather=false"),
+            "overlap_weight_gather changes nothing under megatron-core-0.12, which has no isp; leave it out",
+        ),
         (("--set", "precision"), "--set precision: it has no value; give each constant once"),
         (("--set", "precision=int3"), "precision is 'int3'; it must be one of"),
         (("--jobs", 2), "--jobs shares a search; give --run_all_solu too"),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_or_exceeds_is_refused(arguments: tuple[object, ...], message: str) -> None:
     assert message in refused(*arguments)
 
@@ -401,13 +466,16 @@ def test_an_option_that_is_given_twice_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "message"),
-    [({"inter_node_gbit_per_gpu": float("nan")}, "inter_node_gbit_per_gpu is nan"),
-     ({"topology": "rail"}, "a cluster holds no topology; give the .topo file or the template itself as the cluster"),
-     ({"topology": None}, "a cluster holds no topology"),
-     ({"memory_gib": float("inf")}, "memory_gib is inf"), ({"gpus_per_node": 2**63}, "gpus_per_node is"),
-     ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; it must be a whole number"),
-     ({"memory_gib": 1e308}, "memory_gib is 1e+308")],
-)  # fmt: skip
+    [
+        ({"inter_node_gbit_per_gpu": float("nan")}, "inter_node_gbit_per_gpu is nan"),
+        ({"topology": "rail"}, "a cluster holds no topology; give the .topo file or the template itself as the cluster"),
+        ({"topology": None}, "a cluster holds no topology"),
+        ({"memory_gib": float("inf")}, "memory_gib is inf"),
+        ({"gpus_per_node": 2**63}, "gpus_per_node is"),
+        ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; it must be a whole number"),
+        ({"memory_gib": 1e308}, "memory_gib is 1e+308"),
+    ],
+)
 def test_figures_of_a_cluster_that_cannot_be(tmp_path: Path, cluster: dict[str, Any], message: str) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"hardware": "h100_sxm", **cluster}))
@@ -415,9 +483,15 @@ def test_figures_of_a_cluster_that_cannot_be(tmp_path: Path, cluster: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "layout", [{"micro_batch_size": 10**12}, {"micro_batch_size": 2**52}, {"recompute": "full", "recompute_layers": 99},
-               {"recompute_layers": 2**63}, {"num_micro_batches": 10**19}],
-)  # fmt: skip
+    "layout",
+    [
+        {"micro_batch_size": 10**12},
+        {"micro_batch_size": 2**52},
+        {"recompute": "full", "recompute_layers": 99},
+        {"recompute_layers": 2**63},
+        {"num_micro_batches": 10**19},
+    ],
+)
 def test_layouts_out_of_bounds(tmp_path: Path, layout: dict[str, Any]) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"model": "llama3_8b", "layout": layout}))
@@ -435,8 +509,11 @@ def test_outputs_keep_what_is_no_file_and_follow_links(tmp_path: Path) -> None:
     assert link.is_symlink() and "best" in json.loads(target.read_text()) and target.stat().st_mode & 0o777 == 0o600
     done = subprocess.run(
         [sys.executable, "simulation_train_formulaic.py", "--world_size", "8", "--json", "/dev/stdout"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert '"best": [' in done.stdout
 
 
@@ -502,12 +579,23 @@ def test_wrong_configs(tmp_path: Path, old: str, new: str, message: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("absent.py", None), ("absent.json", None), ("x.txt", "hello"), ("x.json", "not json"), ("x.json", "[1]"),
-     ("x.json", "{}"),
-     ("x.json", '{"hidden_size": 512}'), ("x.py", "def f(:"), ("x.py", "\x00"), ("x.py", ""),
-     ("x.json", json.dumps({**SMALL, "num_attention_heads": 7})), ("x.json", json.dumps({**SMALL, "hidden_size": -1})),
-     ("x.json", json.dumps({**SMALL, "hidden_size": "512"})), ("x.json", json.dumps({**SMALL, "hiden_size": 512}))],
-)  # fmt: skip
+    [
+        ("absent.py", None),
+        ("absent.json", None),
+        ("x.txt", "hello"),
+        ("x.json", "not json"),
+        ("x.json", "[1]"),
+        ("x.json", "{}"),
+        ("x.json", '{"hidden_size": 512}'),
+        ("x.py", "def f(:"),
+        ("x.py", "\x00"),
+        ("x.py", ""),
+        ("x.json", json.dumps({**SMALL, "num_attention_heads": 7})),
+        ("x.json", json.dumps({**SMALL, "hidden_size": -1})),
+        ("x.json", json.dumps({**SMALL, "hidden_size": "512"})),
+        ("x.json", json.dumps({**SMALL, "hiden_size": 512})),
+    ],
+)
 def test_invalid_config_files(tmp_path: Path, name: str, content: str | None) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)

@@ -155,9 +155,12 @@ def test_a_job_is_imported_once(model: str, tmp_path: Path, capsys: pytest.Captu
         Path(config).write_text(json.dumps({"model": model, "layout": {"dp": 128, "ep": 8, "micro_batch_size": 1}}))
     words = ["import", str(log), "--config", config, "--world_size", "128", "--runs", str(runs)]
     for step, said in (
-        (16.1, f"appended to {runs}\n"), (16.1, f"already in {runs}\n"), (16.4, f"appended to {runs} as job-2\n"),
-        (16.1, f"already in {runs}\n"), (16.4, f"already in {runs}\n"),
-    ):  # fmt: skip
+        (16.1, f"appended to {runs}\n"),
+        (16.1, f"already in {runs}\n"),
+        (16.4, f"appended to {runs} as job-2\n"),
+        (16.1, f"already in {runs}\n"),
+        (16.4, f"already in {runs}\n"),
+    ):
         log.write_text(json.dumps({"step_s": step}))
         assert console.main(words) == 0
         assert capsys.readouterr().out.replace("\n", "").endswith(said.replace("\n", ""))

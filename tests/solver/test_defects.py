@@ -46,9 +46,15 @@ from solver.step.memory import MEMORY_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERNLM2 = ModelSpec(
-    name="7B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, vocab_size=92544,
-)  # fmt: skip
+    name="7B",
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=92544,
+)
 MIB, GIB = 2.0**20, 2.0**30
 
 
@@ -243,9 +249,18 @@ def test_15_latency_counts_and_passes_overlap_separately(h100_model: CostModel) 
 
 @pytest.mark.parametrize(
     ("size", "stride", "node", "intra", "inter"),
-    [(8, 1, 8, 8, 1), (16, 1, 8, 8, 2), (2, 8, 8, 1, 2), (4, 4, 8, 2, 2), (8, 2, 16, 8, 1), (64, 2, 8, 4, 16), (1, 64, 8, 1, 1),
-     (12, 1, 4, 4, 3), (16, 16, 4, 1, 16)],
-)  # fmt: skip
+    [
+        (8, 1, 8, 8, 1),
+        (16, 1, 8, 8, 2),
+        (2, 8, 8, 1, 2),
+        (4, 4, 8, 2, 2),
+        (8, 2, 16, 8, 1),
+        (64, 2, 8, 4, 16),
+        (1, 64, 8, 1, 1),
+        (12, 1, 4, 4, 3),
+        (16, 16, 4, 1, 16),
+    ],
+)
 def test_16_placement_of_groups_by_stride(size: int, stride: int, node: int, intra: int, inter: int) -> None:
     found = placement(size, stride, node)
     assert (int(found.intra), int(found.inter)) == (intra, inter)

@@ -39,8 +39,9 @@ def layouts(problem: Problem) -> list[Strategy]:
     found = []
     for tp, pp, size in ((1, 1, 1), (1, 1, 2), (2, 1, 2), (4, 1, 2), (2, 2, 1), (1, 2, 1), (1, 4, 1), (4, 2, 2), (8, 1, 2)):
         dp = problem.run.world_size // tp // pp
-        found.append(problem.layout(tp=tp, pp=pp, dp=dp, micro_batch_size=size, num_micro_batches=512 // dp // size,
-                                 zero_shard_size=dp))  # fmt: skip
+        found.append(
+            problem.layout(tp=tp, pp=pp, dp=dp, micro_batch_size=size, num_micro_batches=512 // dp // size, zero_shard_size=dp)
+        )
     return found
 
 
@@ -150,8 +151,10 @@ def test_noise_above_the_layouts_own_has_the_factors_taken_off_the_runs(cases: l
     assert _noise(off, jacobian, information, half, 0.1) == pytest.approx(by_hand)
     # and in a whole lesson: runs as predicted but for +-10%
     found = measured_as(cases[:9], cost_models, factors())
-    noisy = [replace(case, measured={"step_s": case.measured["step_s"] * math.exp(0.1 * sign)})
-             for case, sign in zip(found, (1, -1, 1, -1, 0, 1, -1, 1, -1), strict=True)]  # fmt: skip
+    noisy = [
+        replace(case, measured={"step_s": case.measured["step_s"] * math.exp(0.1 * sign)})
+        for case, sign in zip(found, (1, -1, 1, -1, 0, 1, -1, 1, -1), strict=True)
+    ]
     assert learn(noisy, cost_models, "mine.json").learned.noise == pytest.approx(0.1, rel=0.1)
 
 

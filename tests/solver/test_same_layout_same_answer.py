@@ -21,10 +21,28 @@ from solver.search.space import cross, enumerate_splits
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
-MODEL = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
-         "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
-FRAMEWORKS = ("internevo-2024", "internevo-2023", "megatron-core", "megatron-lm-2023", "nemo", "torchtitan", "fsdp", "pytorch",
-              "megatron-deepspeed", "aleph alpha", "llm-foundry", "generic")  # fmt: skip
+MODEL = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}
+FRAMEWORKS = (
+    "internevo-2024",
+    "internevo-2023",
+    "megatron-core",
+    "megatron-lm-2023",
+    "nemo",
+    "torchtitan",
+    "fsdp",
+    "pytorch",
+    "megatron-deepspeed",
+    "aleph alpha",
+    "llm-foundry",
+    "generic",
+)
 PER_FRAMEWORK = 90
 
 
@@ -61,8 +79,10 @@ def test_a_thousand_layouts_have_one_answer_each(framework: str, tmp_path: Path,
     configs = configs_of(layouts, tmp_path)
     configured = load_problem(configs[0], 32, profile="h100_sxm")  # the layouts differ in axes of the search only
     strategies = [configured_strategy(configured, config) for config in configs]
-    cases = [case_of({"id": "x-1", "hardware": "h100_sxm", "model": {"name": "m", **MODEL}, "measured": {}, "run": layout})
-             for layout in layouts]  # fmt: skip
+    cases = [
+        case_of({"id": "x-1", "hardware": "h100_sxm", "model": {"name": "m", **MODEL}, "measured": {}, "run": layout})
+        for layout in layouts
+    ]
     predictions = predict_cases(cases, lambda hardware, network: h100_model.with_network(network))
     assert not any(prediction.skipped for prediction in predictions)
 
@@ -94,14 +114,20 @@ def test_the_best_layout_of_a_result_is_a_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "message"),
-    [({"dp": 8, "global_batch_sequences": 12}, "global_batch_sequences is 12; it must be dp * micro_batch_size"),
-     ({"global_batch_sequences": 8}, "global_batch_sequences needs dp beside it"),
-     ({"dp": 8, "global_batch_size": 8}, "global_batch_size has no unit; give global_batch_sequences"),
-     ({"dp": 8, "num_micro_batches": 2, "global_batch_sequences": 8}, "it must be dp * micro_batch_size * num_micro_batches"),
-     ({"dp": 8, "global_batch_sequences": "many"}, "global_batch_sequences is 'many'")],
-)  # fmt: skip
-def test_batches_that_contradict_the_layout(layout: dict[str, Any], message: str, tmp_path: Path,
-                                            capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    [
+        ({"dp": 8, "global_batch_sequences": 12}, "global_batch_sequences is 12; it must be dp * micro_batch_size"),
+        ({"global_batch_sequences": 8}, "global_batch_sequences needs dp beside it"),
+        ({"dp": 8, "global_batch_size": 8}, "global_batch_size has no unit; give global_batch_sequences"),
+        (
+            {"dp": 8, "num_micro_batches": 2, "global_batch_sequences": 8},
+            "it must be dp * micro_batch_size * num_micro_batches",
+        ),
+        ({"dp": 8, "global_batch_sequences": "many"}, "global_batch_sequences is 'many'"),
+    ],
+)
+def test_batches_that_contradict_the_layout(
+    layout: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"model": MODEL, "layout": layout}))
     assert main(["--config", str(path), "--world_size", "8"]) == 2

@@ -111,9 +111,17 @@ def test_a_killed_sweep_goes_on(alone: bytes, tmp_path: Path) -> None:
 
 
 def test_what_a_journal_holds_is_not_priced_again(tmp_path: Path) -> None:
-    journal, asked = tmp_path / "j", points(
-        model=["qwen3_0_6b"], seq_len=[None], machine=["h100_sxm"], framework=[None], world_size=[8], global_batch_size=[131072]
-    )  # fmt: skip
+    journal, asked = (
+        tmp_path / "j",
+        points(
+            model=["qwen3_0_6b"],
+            seq_len=[None],
+            machine=["h100_sxm"],
+            framework=[None],
+            world_size=[8],
+            global_batch_size=[131072],
+        ),
+    )
     rows = sweep(asked, Options(), journal)
     lines = journal.read_text().splitlines()
     head = json.loads(lines[0])
@@ -186,8 +194,9 @@ def test_a_device_file_is_a_machine(tmp_path: Path) -> None:
 def test_a_cluster_and_options_are_those_of_a_search() -> None:
     point = Point("llama3_8b", 2048, "a100_50g", "megatron-core", 16, 262144)
     row = price(point, Options(set="precision=bf16", fix="tp=4", memory_limit_gib=60.0))
-    problem = load_problem("configs/models/llama3_8b.json", 16, cluster="a100_50g", seq_len=2048, memory_limit_gib=60,
-                           framework="megatron-core")  # fmt: skip
+    problem = load_problem(
+        "configs/models/llama3_8b.json", 16, cluster="a100_50g", seq_len=2048, memory_limit_gib=60, framework="megatron-core"
+    )
     best = search(problem, 128, 1, fixed={"tp": 4}).best
     assert (row["tp"], row["tgs"]) == (4, float(best.tgs[0])) and row["peak_memory_bytes"] < 60 * 2**30
 
@@ -225,7 +234,7 @@ def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--plot", "a.txt"], "--plot a.txt: the file must end in"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--scheduler", "nothing"], "no Dask scheduler answers at"),
     ],
-)  # fmt: skip
+)
 def test_wrong_options(
     options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,9 +159,12 @@ def main() -> None:
     }
     plain = {
         "about": "fitted by python -m predictor.network.flows.calibrate to nccl-tests of H100 on InfiniBand, 10 nodes",
-        "network": round(found.network, 4), "nvlink": round(found.nvlink, 4), "latency": float(f"{found.latency:.4g}"),
-        "relative_std": round(found.relative_std, 4), "root_mean_square_error": spread,
-    }  # fmt: skip
+        "network": round(found.network, 4),
+        "nvlink": round(found.nvlink, 4),
+        "latency": float(f"{found.latency:.4g}"),
+        "relative_std": round(found.relative_std, 4),
+        "root_mean_square_error": spread,
+    }
     write_text(OUTPUT, json.dumps(plain, indent=1) + "\n")
     print(json.dumps(plain, indent=1))
 

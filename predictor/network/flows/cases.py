@@ -27,16 +27,41 @@ _RESULTS = ("comm_us", "flows", "wall_s", "rc", "spread_us")
 _KEYS = ("name", "topo", "topo_args", "tp", "ep", "gpus", "op", "slot", "bytes", "send_lat_us", "env", *_RESULTS)
 _SWITCHES = ("AS_NVLS_ENABLE", "AS_PXN_ENABLE", "AS_SEND_LAT")
 _TOPOLOGY = {
-    "name": "topology", "topo": "topology", "topology": "topology",
-    "ro": "rail_optimized", "dt": "dual_tor", "dp": "dual_plane",
-    "g": "gpus", "gpu": "gpus", "gps": "gpus_per_server", "gpu_per_server": "gpus_per_server", "gt": "gpu_type",
-    "gpu_type": "gpu_type", "nsps": "nvswitches_per_server", "nv_switch_per_server": "nvswitches_per_server",
-    "nvbw": "nvlink_bandwidth", "nvlink_bw": "nvlink_bandwidth", "nl": "nvlink_latency", "nv_latency": "nvlink_latency",
-    "l": "latency", "latency": "latency", "bw": "bandwidth", "bandwidth": "bandwidth", "asn": "asws", "asw_switch_num": "asws",
-    "npa": "gpus_per_asw", "nics_per_aswitch": "gpus_per_asw", "psn": "psws", "psw_switch_num": "psws",
-    "apbw": "asw_psw_bandwidth", "ap_bandwidth": "asw_psw_bandwidth", "app": "asws_per_pod", "asw_per_psw": "asws_per_pod",
-    "er": "error_rate", "error_rate": "error_rate",
-}  # fmt: skip
+    "name": "topology",
+    "topo": "topology",
+    "topology": "topology",
+    "ro": "rail_optimized",
+    "dt": "dual_tor",
+    "dp": "dual_plane",
+    "g": "gpus",
+    "gpu": "gpus",
+    "gps": "gpus_per_server",
+    "gpu_per_server": "gpus_per_server",
+    "gt": "gpu_type",
+    "gpu_type": "gpu_type",
+    "nsps": "nvswitches_per_server",
+    "nv_switch_per_server": "nvswitches_per_server",
+    "nvbw": "nvlink_bandwidth",
+    "nvlink_bw": "nvlink_bandwidth",
+    "nl": "nvlink_latency",
+    "nv_latency": "nvlink_latency",
+    "l": "latency",
+    "latency": "latency",
+    "bw": "bandwidth",
+    "bandwidth": "bandwidth",
+    "asn": "asws",
+    "asw_switch_num": "asws",
+    "npa": "gpus_per_asw",
+    "nics_per_aswitch": "gpus_per_asw",
+    "psn": "psws",
+    "psw_switch_num": "psws",
+    "apbw": "asw_psw_bandwidth",
+    "ap_bandwidth": "asw_psw_bandwidth",
+    "app": "asws_per_pod",
+    "asw_per_psw": "asws_per_pod",
+    "er": "error_rate",
+    "error_rate": "error_rate",
+}
 _MOST_BYTES, _MOST_US = 1 << 28, 1e12
 #: GPUs whose NVSwitches add numbers up, as SimAI knows them, and the smallest group that uses that.
 _NVLS_GPUS, _NVLS_LEAST = ("H100", "H800"), 8
@@ -124,12 +149,19 @@ def parse_case(row: Any) -> tuple[Case, list[str]]:
     if row.get("topo") not in (None, made):
         warnings.append(f"topo is {shown(row['topo'])}, and topo_args give {made}, which is used")
     case = Case(
-        name=name, options=options, kind=_SUFFIXES[suffix] or _SLOTS[slot], op=_OPS[op],
-        tensor=_whole(row, "tp", 1), expert=_whole(row, "ep", 1), gpus=_whole(row, "gpus", options.gpus),
-        bytes=_whole(row, "bytes"), latency=_microseconds(latency),
-        nvls=_switch(env, "AS_NVLS_ENABLE"), pxn=_switch(env, "AS_PXN_ENABLE"),
+        name=name,
+        options=options,
+        kind=_SUFFIXES[suffix] or _SLOTS[slot],
+        op=_OPS[op],
+        tensor=_whole(row, "tp", 1),
+        expert=_whole(row, "ep", 1),
+        gpus=_whole(row, "gpus", options.gpus),
+        bytes=_whole(row, "bytes"),
+        latency=_microseconds(latency),
+        nvls=_switch(env, "AS_NVLS_ENABLE"),
+        pxn=_switch(env, "AS_PXN_ENABLE"),
         reported=_reported(row.get("comm_us")),
-    )  # fmt: skip
+    )
     if case.gpus > options.gpus:
         raise InputError(f"gpus is {case.gpus}; the topology has {options.gpus}")
     return case, warnings

@@ -52,10 +52,16 @@ def lanes(
         np.concatenate([np.zeros(0, dtype=np.int64), *(np.broadcast_to(w[i], w[0].shape) for w in waits)]) for i in range(4)
     )
     return Pattern(
-        np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64), np.full(count, float(size)),
-        np.full(count, steps, dtype=np.int64), np.zeros(count, dtype=np.int64),
-        parent, child, lag, sent.astype(bool),
-    )  # fmt: skip
+        np.asarray(source, dtype=np.int64),
+        np.asarray(target, dtype=np.int64),
+        np.full(count, float(size)),
+        np.full(count, steps, dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+        parent,
+        child,
+        lag,
+        sent.astype(bool),
+    )
 
 
 def together(patterns: Sequence[Pattern], groups: Sequence[int] | None = None) -> Pattern:
@@ -69,6 +75,13 @@ def together(patterns: Sequence[Pattern], groups: Sequence[int] | None = None) -
 
     group = np.concatenate([np.full(len(p), number, dtype=np.int64) for p, number in zip(patterns, numbers, strict=True)])
     return Pattern(
-        joined("source"), joined("target"), joined("size"), joined("steps"), group,
-        joined("parent", offsets), joined("child", offsets), joined("lag"), joined("sent"),
-    )  # fmt: skip
+        joined("source"),
+        joined("target"),
+        joined("size"),
+        joined("steps"),
+        group,
+        joined("parent", offsets),
+        joined("child", offsets),
+        joined("lag"),
+        joined("sent"),
+    )

@@ -85,9 +85,11 @@ def next_hops(topology: Topology, links: Links, targets: np.ndarray) -> NextHops
         total += int(good.sum())
     empty = np.zeros((0, topology.nodes), dtype=np.int64)
     return NextHops(
-        way, np.stack(first) if first else empty, np.stack(count) if count else empty,
+        way,
+        np.stack(first) if first else empty,
+        np.stack(count) if count else empty,
         np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int64),
-    )  # fmt: skip
+    )
 
 
 def _distances(topology: Topology, source: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.ndarray:

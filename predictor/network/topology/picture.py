@@ -224,5 +224,13 @@ def _legend(axes: Axes, topology: Topology, color: dict[str, str], inside: np.nd
             if count:
                 where = "NVLink, inside the boxes" if nvlink else "network"
                 entries.append(Line2D([], [], color=color[rate], lw=2, label=f"{rate} ({where}): {count} links"))
-    axes.legend(handles=entries, loc="lower center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=8,
-                title="bandwidth per link and direction", title_fontsize=8, frameon=False)  # fmt: skip
+    axes.legend(
+        handles=entries,
+        loc="lower center",
+        bbox_to_anchor=(0.5, -0.06),
+        ncols=3,
+        fontsize=8,
+        title="bandwidth per link and direction",
+        title_fontsize=8,
+        frameon=False,
+    )

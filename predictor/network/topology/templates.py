@@ -83,8 +83,13 @@ class Template:
 _HPN = {"gpus": 15360, "bandwidth": "200Gbps", "gpus_per_asw": 128, "psws": 120, "asws_per_pod": 240}
 _DCN = {"gpus": 512, "asws_per_pod": 8, "psws": 8}
 _NVL = {
-    "gpus": 576, "gpus_per_server": 72, "gpu_type": "GB200", "nvlink_bandwidth": "7200Gbps", "gpus_per_asw": 72, "psws": 72,
-}  # fmt: skip
+    "gpus": 576,
+    "gpus_per_server": 72,
+    "gpu_type": "GB200",
+    "nvlink_bandwidth": "7200Gbps",
+    "gpus_per_asw": 72,
+    "psws": 72,
+}
 #: Templates by (name, the variant that --dp or --dt chooses). NVL: 1.8 TB/s of NVLink in both directions together, eight
 #: racks of 72, a 400 Gbit/s NIC per GPU; the four GPUs of a tray are four rails, whose switches have 72 ports down and 72 up.
 TEMPLATES: Mapping[tuple[str, bool], Template] = {

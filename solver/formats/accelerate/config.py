@@ -35,9 +35,12 @@ from solver.spec.frameworks import framework_of
 FSDP1, FSDP2, DDP = "fsdp", "fsdp2", "pytorch-ddp"
 #: fsdp_sharding_strategy -> (ZeRO stage, whether it is of a node's ranks alone); FSDP1 may state its number, from 1.
 STRATEGIES = {
-    "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
+    "FULL_SHARD": (3, False),
+    "SHARD_GRAD_OP": (2, False),
+    "NO_SHARD": (0, False),
+    "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
-}  # fmt: skip
+}
 _TWICE = "fsdp_activation_checkpointing excludes --gradient_checkpointing (transformers' trainer.py)"
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 
@@ -95,10 +98,19 @@ def read_accelerate(sections: Section, source: Source, told: Collection[str] = (
     again = file.section("fsdp_config").flag("fsdp_activation_checkpointing", False)
     flags = framework_of(str(shards["framework"])).flags
     layout: dict[str, Any] = {
-        **flags, "world_size": world, "dp": world, "tp": 1, "cp": 1, "pp": 1, "precision": dtype,
-        "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
-        "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
-    }  # fmt: skip
+        **flags,
+        "world_size": world,
+        "dp": world,
+        "tp": 1,
+        "cp": 1,
+        "pp": 1,
+        "precision": dtype,
+        "grad_dtype": dtype if sharded else "fp32",
+        "recompute": "full" if again else "none",
+        "recompute_layers": -1,
+        "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR",
+        **shards,
+    }
     batch, unread, notes, syncs = _launched(sections, source, dtype, sharded, told)
     notes += (NO_SEQUENCE,) if batch and "seq_len" not in batch else ()
     if sharded and shards["zero"] and batch.get("num_micro_batches") != 1:
@@ -140,9 +152,22 @@ def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
 
 #: Arguments of accelerate launch that say where it runs, or how a process is started.
 _PLACES = {
-    "--config_file", "--machine_rank", "--main_process_ip", "--main_process_port", "--rdzv_backend", "--rdzv_conf", "--role",
-    "--tee", "--log_dir", "--max_restarts", "--monitor_interval", "--same_network", "--multi_gpu", "--use_fsdp", "--quiet",
-}  # fmt: skip
+    "--config_file",
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
+    "--rdzv_backend",
+    "--rdzv_conf",
+    "--role",
+    "--tee",
+    "--log_dir",
+    "--max_restarts",
+    "--monitor_interval",
+    "--same_network",
+    "--multi_gpu",
+    "--use_fsdp",
+    "--quiet",
+}
 
 
 def _launched(

@@ -26,13 +26,19 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     framework = framework_of(run.framework).name
     machines, _ = nodes_of(run, gpus_per_node)
     settings: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "debug": False,
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
         "distributed_type": "FSDP" if framework in VERSION else "MULTI_GPU" if run.world_size > 1 else "NO",
         "downcast_bf16": "no",
         "mixed_precision": next(word for word, dtype in DTYPES.items() if dtype == run.precision),
-        "num_machines": machines, "num_processes": run.world_size, "machine_rank": 0, "main_training_function": "main",
-        "rdzv_backend": "static", "same_network": True, "use_cpu": False,
-    }  # fmt: skip
+        "num_machines": machines,
+        "num_processes": run.world_size,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
     if framework in VERSION:
         settings["fsdp_config"] = _fsdp(run, framework, machines)
     if framework == FSDP2 and run.zero_shard_size != run.dp:
@@ -46,13 +52,19 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     syncs = framework in VERSION and run.zero > 0 and run.num_micro_batches > 1 and not run.defer_grad_sync
     wide = {"bf16": "--bf16", "fp16": "--fp16"}.get(run.precision, "")
     script = [
-        "#!/bin/sh", f"# {comment}", "# Run it on every node, with its --machine_rank and the first one's --main_process_ip.",
+        "#!/bin/sh",
+        f"# {comment}",
+        "# Run it on every node, with its --machine_rank and the first one's --main_process_ip.",
         "# DATASET and TOKENIZER are yours; the model is made anew from its config.json.",
         *([f"# {SYNC_RELEASES}."] if syncs else []),
-        f"accelerate launch --config_file {shlex.quote(f'{name}.yaml')} \\", *trainer_lines(run, name, wide, syncs=syncs),
-    ]  # fmt: skip
-    return {f"{name}.yaml": write_yaml(settings, [comment]), f"{name}.sh": "\n".join(script),
-            model_path(name): config_json(model)}  # fmt: skip
+        f"accelerate launch --config_file {shlex.quote(f'{name}.yaml')} \\",
+        *trainer_lines(run, name, wide, syncs=syncs),
+    ]
+    return {
+        f"{name}.yaml": write_yaml(settings, [comment]),
+        f"{name}.sh": "\n".join(script),
+        model_path(name): config_json(model),
+    }
 
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
@@ -82,10 +94,13 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
 
 def _fsdp(run: Strategy, framework: str, machines: int) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": run.recompute == "full", "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_offload_params": False, "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    }  # fmt: skip
+        "fsdp_version": 1,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_activation_checkpointing": run.recompute == "full",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
     if framework == FSDP2:
         return found | {"fsdp_version": 2, "fsdp_reshard_after_forward": run.zero == 3}
     of_node = run.zero > 0 and run.zero_shard_size != run.world_size
@@ -98,6 +113,9 @@ def _fsdp(run: Strategy, framework: str, machines: int) -> dict[str, Any]:
     if strategy is None:
         raise InputError(f"zero {run.zero}: FSDP1 has stages 0, 2 and 3")
     return found | {
-        "fsdp_sharding_strategy": strategy, "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_forward_prefetch": False,
-        "fsdp_sync_module_states": True, "fsdp_use_orig_params": True,
-    }  # fmt: skip
+        "fsdp_sharding_strategy": strategy,
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_forward_prefetch": False,
+        "fsdp_sync_module_states": True,
+        "fsdp_use_orig_params": True,
+    }

@@ -35,11 +35,14 @@ def read_trainer(source: Source) -> FileRun:
     launch, given = ranks_of_launch(words[:at], source, environment(source, at)), arguments(words[at + 1 :], source.path)
     settings, left_out = of_environment(source, at)
     precision = trainer_precision(given, source.path)
-    sections = Section.of({
-        "distributed_type": "FSDP" if "--fsdp" in given else "MULTI_GPU" if launch.world_size > 1 else "NO",
-        "num_processes": launch.world_size, "num_machines": launch.nodes,
-        "mixed_precision": next(word for word, own in DTYPES.items() if own == precision),
-    })  # fmt: skip
+    sections = Section.of(
+        {
+            "distributed_type": "FSDP" if "--fsdp" in given else "MULTI_GPU" if launch.world_size > 1 else "NO",
+            "num_processes": launch.world_size,
+            "num_machines": launch.nodes,
+            "mixed_precision": next(word for word, own in DTYPES.items() if own == precision),
+        }
+    )
     if "--fsdp" in given:
         sections["fsdp_config"] = Section.of(_fsdp(given, source))
     elif unread := [name for name in _FSDP if name in given]:

@@ -133,13 +133,15 @@ def _layout(file: SectionReader) -> dict[str, Any]:
     sharded = ddp.flag("use_megatron_fsdp", False)
     stage = SHARDING[ddp.choice("data_parallel_sharding_strategy", SHARDING, "no_shard")]
     return {
-        "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
+        "framework": FRAMEWORK,
+        **({"zero": stage} if sharded else {}),
         "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),
         "p2p_overlap": overlap.flag("overlap_p2p_comm", model.flag("overlap_p2p_comm", True)),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
-        "fp8_attention": _has_fp8_attention(file), **_amax_reduction(file),
-    }  # fmt: skip
+        "fp8_attention": _has_fp8_attention(file),
+        **_amax_reduction(file),
+    }
 
 
 def _model(model: SectionReader) -> Flags:
@@ -252,14 +254,17 @@ def _precision(file: SectionReader) -> Flags:
     if mixed.flag("bf16", False) and mixed.flag("fp16", False):
         raise mixed.wrong("fp16", "false beside bf16")
     flags: Flags = {
-        "bf16": mixed.flag("bf16", False), "fp16": mixed.flag("fp16", False), "grad-reduce-in-bf16": not wide,
+        "bf16": mixed.flag("bf16", False),
+        "fp16": mixed.flag("fp16", False),
+        "grad-reduce-in-bf16": not wide,
         "accumulate-allreduce-grads-in-fp32": wide,
-    }  # fmt: skip
+    }
     if mixed.get("fp8"):
         flags |= {
-            "fp8-format": mixed.text("fp8", ""), "fp8-recipe": mixed.text("fp8_recipe", "tensorwise"),
+            "fp8-format": mixed.text("fp8", ""),
+            "fp8-recipe": mixed.text("fp8_recipe", "tensorwise"),
             "fp8-param-gather": mixed.flag("fp8_param_gather", mixed.flag("fp8_param", False)),
-        }  # fmt: skip
+        }
     elif mixed.get("fp4"):
         flags |= {"fp4-format": mixed.text("fp4", ""), "fp4-recipe": mixed.text("fp4_recipe", "nvfp4")}
     if (mixed.get("fp8") or mixed.get("fp4")) and mixed.flag("first_last_layers_bf16", False):
@@ -287,9 +292,11 @@ def _training(file: SectionReader) -> Flags:
     beside = "comm_overlap" in file  # which turns both on where ranks are data-parallel
     sharded = ddp.flag("use_megatron_fsdp", False)
     flags: Flags = {
-        "micro-batch-size": train.whole("micro_batch_size"), "global-batch-size": train.whole("global_batch_size"),
+        "micro-batch-size": train.whole("micro_batch_size"),
+        "global-batch-size": train.whole("global_batch_size"),
         "use-distributed-optimizer": ddp.flag("use_distributed_optimizer", False)
-        or optimizer.flag("use_distributed_optimizer", False) or sharded,
+        or optimizer.flag("use_distributed_optimizer", False)
+        or sharded,
         "num-distributed-optimizer-instances": ddp.whole("num_distributed_optimizer_instances", 1),
         **{key.replace("_", "-"): overlap.flag(key, ddp.flag(key, False) or beside) for key in _OVERLAPS},
         "overlap-moe-expert-parallel-comm": overlap.flag("overlap_moe_expert_parallel_comm", False),
@@ -298,7 +305,7 @@ def _training(file: SectionReader) -> Flags:
         "wgrad-deferral-limit": overlap.whole("wgrad_deferral_limit", 0, least=0),
         "optimizer-cpu-offload": optimizer.flag("optimizer_cpu_offload", False),
         "use-precision-aware-optimizer": optimizer.flag("use_precision_aware_optimizer", False),
-    }  # fmt: skip
+    }
     if flags["optimizer-cpu-offload"]:
         flags["optimizer-offload-fraction"] = optimizer.number("optimizer_offload_fraction", 1.0)
     for kind in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"):

@@ -32,10 +32,15 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     Raises InputError for what Megatron's arguments do not express, by name.
     """
     megatron = run.replace(
-        framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
-        fp8_attention=False, fp8_amax_reduction="all",
-        zero=min(run.zero, 1), dropout=applies_dropout(model, run),
-    )  # fmt: skip
+        framework=FRAMEWORK,
+        tp_comm_overlap=False,
+        moe_shared_expert_overlap=False,
+        moe_fused_experts=False,
+        fp8_attention=False,
+        fp8_amax_reduction="all",
+        zero=min(run.zero, 1),
+        dropout=applies_dropout(model, run),
+    )
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron, kinds=True).items()}
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
@@ -48,11 +53,15 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     if run.moe_fused_experts:
         comments.append("Fused experts also need NVTE_CUTEDSL_FUSED_GROUPED_MLP=1 in the environment.")
     sections = {
-        "model": _model(model, run, flags), "train": {key: flags[key.replace("_", "-")] for key in
-                                                      ("micro_batch_size", "global_batch_size")} | {"train_iters": 1000},
-        "dataset": {"sequence_length": run.seq_len}, "mixed_precision": _precision(run, flags),
-        "ddp": _ddp(run, flags), "optimizer": _optimizer(flags), "comm_overlap": _overlap(run, flags),
-    }  # fmt: skip
+        "model": _model(model, run, flags),
+        "train": {key: flags[key.replace("_", "-")] for key in ("micro_batch_size", "global_batch_size")}
+        | {"train_iters": 1000},
+        "dataset": {"sequence_length": run.seq_len},
+        "mixed_precision": _precision(run, flags),
+        "ddp": _ddp(run, flags),
+        "optimizer": _optimizer(flags),
+        "comm_overlap": _overlap(run, flags),
+    }
     if run.zero > 1:
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}  # asserted in training/config.py
     if run.cuda_graphs:
@@ -65,14 +74,17 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
     found: Values = {key: flags[flag] for flag, key in VALUES.items() if flag in flags}
     found |= {key: flag in flags for flag, key in SWITCHES.items()} | {key: flag not in flags for flag, key in INVERTED.items()}
     found |= {
-        "vocab_size": model.vocab_size, "should_pad_vocab": True, "num_query_groups": model.num_key_value_heads,
+        "vocab_size": model.vocab_size,
+        "should_pad_vocab": True,
+        "num_query_groups": model.num_key_value_heads,
         "activation_func": _target(f"torch.nn.functional.{'silu' if model.gated_mlp else 'gelu'}"),
         "moe_shared_expert_overlap": run.moe_shared_expert_overlap,
         "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", VOCAB_MULTIPLE),
         "virtual_pipeline_model_parallel_size": flags.get("num-virtual-stages-per-pipeline-rank"),
         "recompute_granularity": flags.get("recompute-granularity"),
-        "cpu_offloading": "cpu-offloading-num-layers" in flags, "attention_backend": _backend(flags["attention-backend"]),
-    }  # fmt: skip
+        "cpu_offloading": "cpu-offloading-num-layers" in flags,
+        "attention_backend": _backend(flags["attention-backend"]),
+    }
     if model.has_latent_attention:
         found.pop("num_query_groups")
     if run.moe_fused_experts:
@@ -103,16 +115,19 @@ def _precision(run: Strategy, flags: Values) -> Values:
         return found
     start, end = run.num_layers_at_start_in_bf16, run.num_layers_at_end_in_bf16
     found |= {
-        "first_last_layers_bf16": start + end > 0, "num_layers_at_start_in_bf16": start, "num_layers_at_end_in_bf16": end,
-    }  # fmt: skip
+        "first_last_layers_bf16": start + end > 0,
+        "num_layers_at_start_in_bf16": start,
+        "num_layers_at_end_in_bf16": end,
+    }
     if run.fp8_attention:
         found["fp8_dot_product_attention"] = True
     if run.precision == "nvfp4":
         return found | {"fp4": flags["fp4-format"], "fp4_recipe": "nvfp4"}
     found |= {
-        "fp8": "e4m3" if run.precision == "mxfp8" else "hybrid", "fp8_recipe": flags["fp8-recipe"],
+        "fp8": "e4m3" if run.precision == "mxfp8" else "hybrid",
+        "fp8_recipe": flags["fp8-recipe"],
         "fp8_param_gather": run.fp8_param_gather,
-    }  # fmt: skip
+    }
     if run.precision == "mxfp8" and run.fp8_param_gather:
         found["reuse_grad_buf_for_mxfp8_param_ag"] = True
     return found
@@ -121,11 +136,12 @@ def _precision(run: Strategy, flags: Values) -> Values:
 def _ddp(run: Strategy, flags: Values) -> Values:
     """Return the section ddp. Gradients and parameters are sharded by Megatron-FSDP."""
     found: Values = {
-        "use_distributed_optimizer": run.zero > 0, "overlap_grad_reduce": run.overlap_grad_reduce,
+        "use_distributed_optimizer": run.zero > 0,
+        "overlap_grad_reduce": run.overlap_grad_reduce,
         "overlap_param_gather": run.overlap_param_gather and run.zero > 0,
         "grad_reduce_in_fp32": run.grad_dtype == "fp32",
         "num_distributed_optimizer_instances": flags.get("num-distributed-optimizer-instances", 1),
-    }  # fmt: skip
+    }
     if run.zero > 1:
         strategy = next(word for word, stage in SHARDING.items() if stage == run.zero)
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy, "average_in_collective": False}
@@ -150,10 +166,12 @@ def _optimizer(flags: Values) -> Values:
 def _overlap(run: Strategy, flags: Values) -> Values:
     """Return the section comm_overlap, which decides over ddp and model (CommOverlapConfig.setup)."""
     found: Values = {
-        "tp_comm_overlap": run.tp_comm_overlap, "overlap_grad_reduce": run.overlap_grad_reduce,
-        "overlap_param_gather": run.overlap_param_gather and run.zero > 0, "data_parallel_size": run.dp,
+        "tp_comm_overlap": run.tp_comm_overlap,
+        "overlap_grad_reduce": run.overlap_grad_reduce,
+        "overlap_param_gather": run.overlap_param_gather and run.zero > 0,
+        "data_parallel_size": run.dp,
         **{key: flags[flag] for flag, key in OVERLAPS.items() if flag in flags},
-    }  # fmt: skip
+    }
     if run.pp > 1 and run.vpp > 1:
         found |= {"overlap_p2p_comm": run.p2p_overlap, "batch_p2p_comm": not run.p2p_overlap}
     if run.tp_comm_overlap and run.tp_mode != "msp" and run.tp > 1:

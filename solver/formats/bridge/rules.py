@@ -28,23 +28,45 @@ def _saves_shards(a: Arguments) -> bool:
 
 #: Of Megatron-Core, by the names that NeMo has too.
 VIRTUAL_STAGES = Rule(
-    "model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1", "parallel_state.py",
-    lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1,
-                      a.size("model.pipeline_model_parallel_size") > 1),
-)  # fmt: skip
+    "model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1",
+    "parallel_state.py",
+    lambda a: implies(
+        a.size("model.virtual_pipeline_model_parallel_size") > 1, a.size("model.pipeline_model_parallel_size") > 1
+    ),
+)
 RULES = (
     VIRTUAL_STAGES,
-    Rule("model.sequence_parallel needs model.tensor_model_parallel_size above 1", "model_parallel_config.py",
-         lambda a: implies(a.on("model.sequence_parallel"), a.size("model.tensor_model_parallel_size") > 1)),
-    Rule("model.seq_length equals dataset.seq_length, or dataset.sequence_length", _CONFIG,
-         lambda a: a.get("model.seq_length") is None or _length(a) in (None, a["model.seq_length"])),
-    Rule("ddp.use_megatron_fsdp that saves or loads needs checkpoint.ckpt_format fsdp_dtensor, which recipes do not have",
-         _CONFIG, lambda a: implies(a.on("ddp.use_megatron_fsdp"), _saves_shards(a))),
-    Rule("2 * model.context_parallel_size divides model.seq_length", _CONFIG,
-         lambda a: a.size("model.context_parallel_size") == 1
-         or a.size("model.seq_length", 0) % (2 * a.size("model.context_parallel_size")) == 0),
-    Rule("model.cuda_graph_impl needs rng.te_rng_tracker or model.use_te_rng_tracker", "models/gpt_provider.py",
-         lambda a: implies(_graphs(a), a.on("rng.te_rng_tracker") or a.on("model.use_te_rng_tracker"))),
-    Rule("comm_overlap has one of overlap_p2p_comm and batch_p2p_comm", "pipeline_parallel/schedules.py",
-         lambda a: not (a.on("comm_overlap.overlap_p2p_comm") and a.on("comm_overlap.batch_p2p_comm"))),
-)  # fmt: skip
+    Rule(
+        "model.sequence_parallel needs model.tensor_model_parallel_size above 1",
+        "model_parallel_config.py",
+        lambda a: implies(a.on("model.sequence_parallel"), a.size("model.tensor_model_parallel_size") > 1),
+    ),
+    Rule(
+        "model.seq_length equals dataset.seq_length, or dataset.sequence_length",
+        _CONFIG,
+        lambda a: a.get("model.seq_length") is None or _length(a) in (None, a["model.seq_length"]),
+    ),
+    Rule(
+        "ddp.use_megatron_fsdp that saves or loads needs checkpoint.ckpt_format fsdp_dtensor, which recipes do not have",
+        _CONFIG,
+        lambda a: implies(a.on("ddp.use_megatron_fsdp"), _saves_shards(a)),
+    ),
+    Rule(
+        "2 * model.context_parallel_size divides model.seq_length",
+        _CONFIG,
+        lambda a: (
+            a.size("model.context_parallel_size") == 1
+            or a.size("model.seq_length", 0) % (2 * a.size("model.context_parallel_size")) == 0
+        ),
+    ),
+    Rule(
+        "model.cuda_graph_impl needs rng.te_rng_tracker or model.use_te_rng_tracker",
+        "models/gpt_provider.py",
+        lambda a: implies(_graphs(a), a.on("rng.te_rng_tracker") or a.on("model.use_te_rng_tracker")),
+    ),
+    Rule(
+        "comm_overlap has one of overlap_p2p_comm and batch_p2p_comm",
+        "pipeline_parallel/schedules.py",
+        lambda a: not (a.on("comm_overlap.overlap_p2p_comm") and a.on("comm_overlap.batch_p2p_comm")),
+    ),
+)

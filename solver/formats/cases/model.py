@@ -62,9 +62,7 @@ def model_of_case(config: dict[str, Any], framework: Framework, assumptions: lis
     return found
 
 
-def _as_by_default(
-    model: ModelSpec, config: Mapping[str, Any], framework: Framework, assumptions: list[str]
-) -> ModelSpec:  # fmt: skip
+def _as_by_default(model: ModelSpec, config: Mapping[str, Any], framework: Framework, assumptions: list[str]) -> ModelSpec:
     """Return a model without gates as its framework builds it where its keys say nothing."""
     if framework.linear_bias and not any("bias" in key for key in config):
         model = model.replace(qkv_bias=True, output_bias=True, mlp_bias=True)

@@ -25,11 +25,30 @@ from solver.spec.model import ModelSpec
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
 #: What a preset may know of a model of its name and shape that a run has not stated.
 _FACTS = (
-    "mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope", "attention_gate", "shared_expert_gate", "layer_types",
-    "one_block_layers", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-    "linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups",
-    "mamba_conv_kernel_dim", "mamba_chunk_size", "gated_mlp", "norm", "position", "qk_norm",
-)  # fmt: skip
+    "mlp_bias",
+    "attention_sinks",
+    "clamped_gate",
+    "scaled_rope",
+    "attention_gate",
+    "shared_expert_gate",
+    "layer_types",
+    "one_block_layers",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "mamba_state_dim",
+    "mamba_num_groups",
+    "mamba_conv_kernel_dim",
+    "mamba_chunk_size",
+    "gated_mlp",
+    "norm",
+    "position",
+    "qk_norm",
+)
 #: Keys that say the same as a fact in other words.
 _IMPLIED = {"mlp_bias": ("bias",), "gated_mlp": ("hidden_act",), "layer_types": ("sliding_window", "sliding_window_every")}
 #: The same for runs of one family: Megatron-Bridge's recipes train DeepSeek-V3 with its prediction of one more token.
@@ -89,13 +108,16 @@ def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe
     name = str(run.get("framework", ""))
     family, release = framework_of(name).family, re.search(r"\d+(\.\d+)+", name)
     found = [
-        recipe for recipe in recipes()
-        if recipe.family == family and (not recipe.releases or (release and release[0] in recipe.releases))
-        and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
+        recipe
+        for recipe in recipes()
+        if recipe.family == family
+        and (not recipe.releases or (release and release[0] in recipe.releases))
+        and hardware in recipe.devices
+        and recipe.precision == run.get("precision", "bf16")
         and all(run.get(key, 1) == value for key, value in recipe.layout.items() if key != "world_size" and _states(run, key))
         and is_preset(model, recipe.model, recipe.layers)
         and (not recipe.settings.get("lora_rank") or recipe.layout["world_size"] == run.get("world_size"))
-    ]  # fmt: skip
+    ]
     return min(found, key=lambda recipe: recipe.layout["world_size"] != run.get("world_size"), default=None)
 
 

@@ -38,9 +38,17 @@ MAX_BYTES = 1 << 28  #: limit of a file of cases
 _LINE = "line"  #: begins the id of what is no case
 #: What was measured, and what profiler.train writes beside it.
 _MEASURED = (
-    "step_s", "tgs", "peak_memory_gib", "memory_kind", "memory_of", "out_of_memory", "spread", "repeats", "losses",
+    "step_s",
+    "tgs",
+    "peak_memory_gib",
+    "memory_kind",
+    "memory_of",
+    "out_of_memory",
+    "spread",
+    "repeats",
+    "losses",
     "gradient_norm",
-)  # fmt: skip
+)
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 

@@ -27,11 +27,15 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
     copies = int(replicas(layout.tp_mode == "isp", layout.tp, layout.cp, layout.dp, layout.wp))
     stages = [1] if "zero" not in run and layout.zero == 0 and copies > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
-        layout.replace(**level, vpp=vpp,
-                       schedule="interleaved" if vpp > 1 and layout.schedule not in V_SHAPED else layout.schedule, zero=zero,
-                       zero_shard_size=copies if zero != layout.zero else layout.zero_shard_size)
+        layout.replace(
+            **level,
+            vpp=vpp,
+            schedule="interleaved" if vpp > 1 and layout.schedule not in V_SHAPED else layout.schedule,
+            zero=zero,
+            zero_shard_size=copies if zero != layout.zero else layout.zero_shard_size,
+        )
         for level, zero, vpp in product([{}, *levels], [layout.zero, *stages], [layout.vpp, *chunks])
-    )  # fmt: skip
+    )
 
 
 def _others(values: list[Any], assumed: Any) -> list[Any]:
@@ -47,9 +51,10 @@ def _levels(model: ModelSpec, framework: Framework, layout: Strategy) -> list[di
     again, can = framework.recomputation, framework.can_run
     differs = layout.attention == "unfused" or again.selective_by_op or again.selective_keeps_qkv
     levels: list[dict[str, Any]] = [
-        {"recompute": level, "recompute_layers": -1} for level in can.recompute
+        {"recompute": level, "recompute_layers": -1}
+        for level in can.recompute
         if level != layout.recompute and (level != "selective" or differs)
-    ]  # fmt: skip
+    ]
     cheap = ["mla_up_proj"] * model.has_latent_attention + ["moe_act"] * model.is_mixture_of_experts
     several = (
         {"+".join(cheap[:number]) for number in range(1, len(cheap) + 1)} if set(cheap) <= set(can.recompute_modules) else ()

@@ -45,7 +45,7 @@ KNOWN: Known = keys(
         offload_optimizer=keys("device pin_memory buffer_count fast_init ratio nvme_path pipeline_read pipeline_write"),
         offload_param=keys("device pin_memory buffer_count buffer_size max_in_cpu nvme_path"),
     ),
-)  # fmt: skip
+)
 _OFF, _NONE = (False,), ("none", None)
 _ADAM = ("Adam", "AdamW", "FusedAdam", "adam", "adamw", AUTO)
 DESCRIBED: Described = {
@@ -71,9 +71,13 @@ DESCRIBED: Described = {
 #: Keys of zero_optimization that may stand without this prefix (zero/config.py: populate_by_name).
 STAGE_3 = "stage3_"
 STAGE_3_FIELDS = (
-    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
-    "max_reuse_distance", "gather_16bit_weights_on_model_save",
-)  # fmt: skip
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "gather_16bit_weights_on_model_save",
+)
 #: Switches of Megatron-DeepSpeed -> Megatron-LM's argument and value.
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "use-rotary-position-embeddings": ("position-embedding-type", "rope"),

@@ -30,20 +30,41 @@ def _pp(a: Arguments) -> int:
 RULES = (
     Rule("ZeRO goes to stage 3", "runtime/config.py", lambda a: _stage(a) <= 3),
     Rule("a pipeline needs ZeRO below stage 2", "runtime/pipe/engine.py", lambda a: _pp(a) == 1 or _stage(a) < 2),
-    Rule("without ZeRO gradients are accumulated in the model's type (data_types.grad_accum_dtype)", "runtime/engine.py",
-         lambda a: _stage(a) > 0 or a.text("data_types.grad_accum_dtype", _dtype(a)) in (_dtype(a), "auto")),
-    Rule("offload_optimizer.ratio below 1 needs stage 3", "runtime/zero/config.py",
-         lambda a: float(a.get("zero_optimization.offload_optimizer.ratio", 1.0)) >= 1 or _stage(a) == 3),
-    Rule("bf16 excludes fp16", "runtime/config.py",
-         lambda a: not (a.get("bf16.enabled") is True and a.get("fp16.enabled") is True)),
+    Rule(
+        "without ZeRO gradients are accumulated in the model's type (data_types.grad_accum_dtype)",
+        "runtime/engine.py",
+        lambda a: _stage(a) > 0 or a.text("data_types.grad_accum_dtype", _dtype(a)) in (_dtype(a), "auto"),
+    ),
+    Rule(
+        "offload_optimizer.ratio below 1 needs stage 3",
+        "runtime/zero/config.py",
+        lambda a: float(a.get("zero_optimization.offload_optimizer.ratio", 1.0)) >= 1 or _stage(a) == 3,
+    ),
+    Rule(
+        "bf16 excludes fp16",
+        "runtime/config.py",
+        lambda a: not (a.get("bf16.enabled") is True and a.get("fp16.enabled") is True),
+    ),
     Rule("the ranks are a multiple of tp * pp", _START, lambda a: a.world % (_tp(a) * _pp(a)) == 0),
     Rule("--no-pipeline-parallel needs pp 1", _START, lambda a: implies("--no-pipeline-parallel" in a, _pp(a) == 1)),
-    Rule("--num-key-value-heads divides --num-attention-heads", _START,
-         lambda a: a.size("--num-attention-heads") % a.size("--num-key-value-heads", a.size("--num-attention-heads")) == 0),
-    Rule("--sequence-parallel needs CUDA_DEVICE_MAX_CONNECTIONS=1", _START,
-         lambda a: implies("--sequence-parallel" in a and _tp(a) > 1, a.sets("CUDA_DEVICE_MAX_CONNECTIONS", "1"))),
-    Rule("--recompute-granularity selective excludes --recompute-method", _START,
-         lambda a: implies(a.text("--recompute-granularity") == "selective", "--recompute-method" not in a)),
-    Rule("--max-position-embeddings is at least --seq-length", _START,
-         lambda a: a.size("--max-position-embeddings", 1 << 30) >= a.size("--seq-length")),
-)  # fmt: skip
+    Rule(
+        "--num-key-value-heads divides --num-attention-heads",
+        _START,
+        lambda a: a.size("--num-attention-heads") % a.size("--num-key-value-heads", a.size("--num-attention-heads")) == 0,
+    ),
+    Rule(
+        "--sequence-parallel needs CUDA_DEVICE_MAX_CONNECTIONS=1",
+        _START,
+        lambda a: implies("--sequence-parallel" in a and _tp(a) > 1, a.sets("CUDA_DEVICE_MAX_CONNECTIONS", "1")),
+    ),
+    Rule(
+        "--recompute-granularity selective excludes --recompute-method",
+        _START,
+        lambda a: implies(a.text("--recompute-granularity") == "selective", "--recompute-method" not in a),
+    ),
+    Rule(
+        "--max-position-embeddings is at least --seq-length",
+        _START,
+        lambda a: a.size("--max-position-embeddings", 1 << 30) >= a.size("--seq-length"),
+    ),
+)

@@ -13,10 +13,18 @@ from solver.spec.model import ModelSpec
 
 #: model_type -> class that transformers makes of it, in the order in which they are tried.
 _TYPES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-}  # fmt: skip
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+}
 
 
 #: Keys without a part in any time that these architectures have too.
@@ -46,19 +54,27 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
 def _keys(model: ModelSpec, model_type: str) -> dict[str, Any]:
     if model_type == "gpt2":
         found = {
-            "n_embd": model.hidden_size, "n_layer": model.num_hidden_layers, "n_head": model.num_attention_heads,
-            "n_inner": model.intermediate_size, "n_positions": model.max_position_embeddings or None,
-        }  # fmt: skip
+            "n_embd": model.hidden_size,
+            "n_layer": model.num_hidden_layers,
+            "n_head": model.num_attention_heads,
+            "n_inner": model.intermediate_size,
+            "n_positions": model.max_position_embeddings or None,
+        }
     else:
         found = {
-            "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
-            "num_hidden_layers": model.num_hidden_layers, "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": model.num_key_value_heads, "head_dim": model.head_dim,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_hidden_layers": model.num_hidden_layers,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": model.num_key_value_heads,
+            "head_dim": model.head_dim,
             "max_position_embeddings": model.max_position_embeddings or None,
-            "attention_bias": model.output_bias or None, "mlp_bias": model.mlp_bias or None,
+            "attention_bias": model.output_bias or None,
+            "mlp_bias": model.mlp_bias or None,
             "sliding_window": model.sliding_window or None,
-            "num_local_experts": model.num_experts or None, "num_experts_per_tok": model.num_experts_per_tok or None,
-        }  # fmt: skip
+            "num_local_experts": model.num_experts or None,
+            "num_experts_per_tok": model.num_experts_per_tok or None,
+        }
     if model_type == "gpt_oss":
         found.pop("mlp_bias")  # which it always has
     if model.has_linear_attention:

@@ -18,18 +18,31 @@ from solver.spec.layer_types import FULL_ATTENTION, MAMBA, MLP, MOE
 LETTERS: Mapping[str, str] = {"M": MAMBA, "*": FULL_ATTENTION, "-": MLP, "E": MOE}
 #: The same in layers_block_type of transformers, which since 5 has other words for its mixers of tokens.
 _WORDS: Mapping[str, str] = {
-    "mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL_ATTENTION, "full_attention": FULL_ATTENTION,
-    "mlp": MLP, "moe": MOE,
-}  # fmt: skip
+    "mamba": MAMBA,
+    "linear_attention": MAMBA,
+    "attention": FULL_ATTENTION,
+    "full_attention": FULL_ATTENTION,
+    "mlp": MLP,
+    "moe": MOE,
+}
 _DEFAULTS = {
-    "ssm_state_size": ("mamba_state_dim", 128), "n_groups": ("mamba_num_groups", 8), "chunk_size": ("mamba_chunk_size", 128),
-    "mamba_num_heads": ("mamba_num_heads", 128), "mamba_head_dim": ("mamba_head_dim", 64),
+    "ssm_state_size": ("mamba_state_dim", 128),
+    "n_groups": ("mamba_num_groups", 8),
+    "chunk_size": ("mamba_chunk_size", 128),
+    "mamba_num_heads": ("mamba_num_heads", 128),
+    "mamba_head_dim": ("mamba_head_dim", 64),
     "conv_kernel": ("mamba_conv_kernel_dim", 4),
-}  # fmt: skip
+}
 _FIXED: Mapping[str, tuple[object, ...]] = {
-    "use_conv_bias": (True,), "mamba_proj_bias": (False,), "use_bias": (False,), "residual_in_fp32": (False,),
-    "mamba_hidden_act": ("silu",), "mlp_hidden_act": ("relu2",), "moe_latent_size": (0,), "sliding_window": (0,),
-}  # fmt: skip
+    "use_conv_bias": (True,),
+    "mamba_proj_bias": (False,),
+    "use_bias": (False,),
+    "residual_in_fp32": (False,),
+    "mamba_hidden_act": ("silu",),
+    "mlp_hidden_act": ("relu2",),
+    "moe_latent_size": (0,),
+    "sliding_window": (0,),
+}
 
 
 def layers_of_pattern(pattern: Any, layers: int, what: str) -> list[str]:
@@ -76,10 +89,11 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron_h": Family(
         fixed=NONE,
         keys={
-            "n_routed_experts": "num_experts", "num_experts_per_tok": "num_experts_per_tok",
+            "n_routed_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_tok",
             "moe_intermediate_size": "moe_intermediate_size",
             "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
         },
         special=read_nemotron_h,
     ),
-}  # fmt: skip
+}

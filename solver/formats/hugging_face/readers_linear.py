@@ -95,21 +95,23 @@ _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shar
 _KEYS = {name: name for name in _EXPERTS}
 
 FAMILIES: Mapping[str, Family] = {
-    "lara_mini": Family(fixed=_FIXED, tied=True, keys={**_KEYS, "num_local_experts": "num_experts"}, needed=_EXPERTS,
-                        special=read_lara),
+    "lara_mini": Family(
+        fixed=_FIXED, tied=True, keys={**_KEYS, "num_local_experts": "num_experts"}, needed=_EXPERTS, special=read_lara
+    ),
     "olmo_hybrid": Family(fixed={**LLAMA, **NONE, "qk_norm": "all"}, special=read_olmo_hybrid),
     "qwen3_next": Family(fixed=_FIXED, keys=_KEYS, needed=_EXPERTS, special=read_linear_experts),
-    "qwen3_5_text": Family(
-        fixed=_FIXED, special=_read_linear, class_defaults=class_of(248320, 4096, 12288, 32, 16, 4, 32768)
-    ),
+    "qwen3_5_text": Family(fixed=_FIXED, special=_read_linear, class_defaults=class_of(248320, 4096, 12288, 32, 16, 4, 32768)),
     "qwen3_5_moe_text": Family(
         fixed=_FIXED,
         keys=_KEYS,
         needed=_EXPERTS,
         special=read_linear_experts,
         class_defaults={
-            **class_of(248320, 2048, 512, 40, 16, 2, 32768), "num_experts": 256, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            **class_of(248320, 2048, 512, 40, 16, 2, 32768),
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
         },
     ),
-}  # fmt: skip
+}

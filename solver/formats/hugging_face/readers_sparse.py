@@ -171,8 +171,14 @@ FAMILIES: Mapping[str, Family] = {
         needed=(*EXPERTS, "kv_lora_rank"),
         special=read_mistral4,
         class_defaults={
-            **class_of(131072, 4096, 12288, 36, 32, 32, 1048576), "moe_intermediate_size": 2048, "n_routed_experts": 128,
-            "num_experts_per_tok": 4, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            **class_of(131072, 4096, 12288, 36, 32, 32, 1048576),
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
             "qk_nope_head_dim": 64,
         },
     ),
@@ -184,4 +190,4 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "sarvam_moe": Family(fixed=BALANCED, keys=_SARVAM, needed=EXPERTS, special=read_sarvam),
     "solar_open": Family(fixed=BALANCED, keys=_ROUTED, needed=EXPERTS, special=read_solar),
-}  # fmt: skip
+}

@@ -16,8 +16,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 #: Names, formats, tokens, generation, initialisation, dropout, epsilons, positions and factors: no shape and no work.
-_HARMLESS = frozenset(_words(
-    """
+_HARMLESS = frozenset(
+    _words(
+        """
     model_type architectures auto_map transformers_version transformers.js_config torch_dtype dtype name notes tokenizer_class
     tokenizer_name custom_pipelines _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset
     _attn_implementation_internal _experts_implementation attn_implementation _flash_attn_2_enabled _from_model_config
@@ -48,7 +49,8 @@ _HARMLESS = frozenset(_words(
     router_aux_loss_coef router_z_loss_coef router_jitter_noise input_jitter_noise router_dtype aux_loss_alpha seq_aux
     norm_topk_prob routed_scaling_factor scoring_func z_loss_weight use_bidirectional_attention
     """
-))  # fmt: skip
+    )
+)
 _HARMLESS_NAMES = re.compile(r"\w*_token_ids?|\w*_token_index|\w+_version|fuse_\w+")
 #: Keys that announce other work where they are off.
 _MUST_BE_ON = _words(
@@ -104,8 +106,9 @@ _OF_FAMILY: Mapping[str, Mapping[str, tuple[object, ...] | None]] = {
     },
 }
 #: Keys that announce other work and that no word below is in.
-_OTHER_KEYS = frozenset(_words(
-    """
+_OTHER_KEYS = frozenset(
+    _words(
+        """
     total_ut_steps hyper_connections expansion_rate use_lang_emb n_langs use_cla yoco attention_k_eq_v nsa_config moba_config
     block_types attention_types full_attn_idxs attn_type_list attn_layer_offset attn_layer_period attention_type attn_type
     lambda_std_dev lambda_init qk_l2_clip_threshold qk_norm_type use_qk_norm qk_layernorm alibi learnable_sink_init
@@ -118,7 +121,8 @@ _OTHER_KEYS = frozenset(_words(
     decoder num_codebooks visual r target_modules use_prompt pre_seq_len output_attentions output_hidden_states n_predict
     position_embedding_type num_hashes num_buckets interpolate_factor full_attn_mod cross_attn_k patch_in_forward
     """
-))  # fmt: skip
+    )
+)
 #: Words in keys that announce other work: experts, parts of attention, patterns of layers, loops, residual streams, other
 #: sequence mixers, adapters, other modalities, and any further size.
 _OTHER_WORDS = re.compile(

@@ -19,9 +19,12 @@ _KEYS = re.compile(
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 #: What every file means that says nothing else.
 _USUAL: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(ACTIVATIONS, ("silu", "swish")), "rope_theta": (10000, 10000.0), "routed_scaling_factor": (1, 1.0),
-    "use_parallel_residual": (False,), "partial_rotary_factor": (1, 1.0),
-}  # fmt: skip
+    **dict.fromkeys(ACTIVATIONS, ("silu", "swish")),
+    "rope_theta": (10000, 10000.0),
+    "routed_scaling_factor": (1, 1.0),
+    "use_parallel_residual": (False,),
+    "partial_rotary_factor": (1, 1.0),
+}
 
 
 def untimed_of(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -75,8 +75,12 @@ def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
     if keys.whole("num_experts", 1) > 1:  # one expert is a dense model
         per_token = keys.whole("top_k", 0, least=0) or moe.whole("top_k", 1)
         shared = keys.whole("num_shared_experts", 0, least=0)
-        experts = {"num_experts": keys.whole("num_experts"), "num_experts_per_tok": per_token,
-                   "moe_intermediate_size": ffn, "shared_expert_intermediate_size": shared * ffn}  # fmt: skip
+        experts = {
+            "num_experts": keys.whole("num_experts"),
+            "num_experts_per_tok": per_token,
+            "moe_intermediate_size": ffn,
+            "shared_expert_intermediate_size": shared * ffn,
+        }
     bias = not keys.flag("no_bias", True)  # model types whose configs omit no_bias have no biases, or few
     return ModelSpec(
         name=name,

@@ -51,16 +51,32 @@ def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
         f"JOB_NAME = {name!r}\nmodel_type = {_type(model)!r}\nDO_ALERT = False\n",
     ]
     sections = {
-        "data": {"seq_len": run.seq_len, "micro_num": run.num_micro_batches, "micro_bsz": run.micro_batch_size,
-                 "valid_micro_num": 4, "valid_every": 0, "pack_sample_into_one": False, "total_steps": 20000,
-                 **({} if run.attention == "flash" and run.cp == 1 else {"use_packed_dataset": False}),
-                 "skip_batches": "", "rampup_batch_size": "", "min_length": 50, "train_folder": None, "valid_folder": None,
-                 "empty_cache_and_diag_interval": 200, "diag_outlier_ratio": 1.1},
+        "data": {
+            "seq_len": run.seq_len,
+            "micro_num": run.num_micro_batches,
+            "micro_bsz": run.micro_batch_size,
+            "valid_micro_num": 4,
+            "valid_every": 0,
+            "pack_sample_into_one": False,
+            "total_steps": 20000,
+            **({} if run.attention == "flash" and run.cp == 1 else {"use_packed_dataset": False}),
+            "skip_batches": "",
+            "rampup_batch_size": "",
+            "min_length": 50,
+            "train_folder": None,
+            "valid_folder": None,
+            "empty_cache_and_diag_interval": 200,
+            "diag_outlier_ratio": 1.1,
+        },
         "model": _model(model, run),
         "parallel": _parallel(run),
-        "hybrid_zero_optimizer": {"overlap_sync_grad": run.overlap_grad_reduce, "overlap_sync_param": run.overlap_param_gather,
-                                  "reduce_bucket_size": 512 * 1024 * 1024, "clip_grad_norm": 1.0},
-    }  # fmt: skip
+        "hybrid_zero_optimizer": {
+            "overlap_sync_grad": run.overlap_grad_reduce,
+            "overlap_sync_param": run.overlap_param_gather,
+            "reduce_bucket_size": 512 * 1024 * 1024,
+            "clip_grad_norm": 1.0,
+        },
+    }
     return {f"{name}.py": "\n".join([*head, *(_text(key, value) for key, value in sections.items()), _OPTIMIZER])}
 
 
@@ -79,9 +95,11 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             run.zero != 3 or (run.tp_mode != "isp" and run.pp == 1),
             "zero 3: InternEvo does not combine fsdp with isp or a pipeline",
         ),
-        (run.recompute_layers < 0 or run.recompute_layers % run.vpp == 0,
-         f"recompute_layers {run.recompute_layers}: InternEvo recomputes the same share of each of {run.vpp} chunks"),
-    )  # fmt: skip
+        (
+            run.recompute_layers < 0 or run.recompute_layers % run.vpp == 0,
+            f"recompute_layers {run.recompute_layers}: InternEvo recomputes the same share of each of {run.vpp} chunks",
+        ),
+    )
     require(rules)
 
 
@@ -92,15 +110,27 @@ def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     if int(hidden * ratio) != wide:  # rounding of the quotient
         ratio = (wide + 0.5) / hidden
     return {
-        "checkpoint": _checkpoint(model, run), "num_chunks": run.vpp if run.pp > 1 else 1,
-        "num_layers": model.num_hidden_layers, "hidden_size": hidden, "num_attention_heads": model.num_attention_heads,
+        "checkpoint": _checkpoint(model, run),
+        "num_chunks": run.vpp if run.pp > 1 else 1,
+        "num_layers": model.num_hidden_layers,
+        "hidden_size": hidden,
+        "num_attention_heads": model.num_attention_heads,
         "num_kv_attention_heads": model.num_key_value_heads,
         **({} if model.head_dim * model.num_attention_heads == hidden else {"head_dim": model.head_dim}),
-        "mlp_ratio": ratio, "multiple_of": min(wide & -wide, 256), "vocab_size": model.vocab_size,
-        **_biases(model), "norm_type": model.norm, "layer_norm_epsilon": 1e-5, "dtype": _DTYPES[run.precision],
-        "use_flash_attn": run.attention == "flash", "parallel_output": True, "embed_split_hidden": True, "embed_grad_scale": 1,
-        "apply_post_layer_norm": False, "qk_interleaved": False,
-    }  # fmt: skip
+        "mlp_ratio": ratio,
+        "multiple_of": min(wide & -wide, 256),
+        "vocab_size": model.vocab_size,
+        **_biases(model),
+        "norm_type": model.norm,
+        "layer_norm_epsilon": 1e-5,
+        "dtype": _DTYPES[run.precision],
+        "use_flash_attn": run.attention == "flash",
+        "parallel_output": True,
+        "embed_split_hidden": True,
+        "embed_grad_scale": 1,
+        "apply_post_layer_norm": False,
+        "qk_interleaved": False,
+    }
 
 
 def _type(model: ModelSpec) -> str:
@@ -126,16 +156,24 @@ def _parallel(run: Strategy) -> dict[str, Any]:
     """Return the parallel section. ZeRO over all that hold the same parameters is -1, so that it holds on other numbers too."""
     size = 1 if run.zero == 0 else -1 if run.zero_shard_size == run.replicas else run.zero_shard_size
     chunked = run.pp > 1 and run.vpp > 1
-    planes = {"enable": True, "head_size": run.tp, "context_size": run.cp, "window_size": 1,
-              "device_placement_strategy": {"head_first": True, "interleaved": False}}  # fmt: skip
+    planes = {
+        "enable": True,
+        "head_size": run.tp,
+        "context_size": run.cp,
+        "window_size": 1,
+        "device_placement_strategy": {"head_first": True, "interleaved": False},
+    }
     return {
         "zero1": {"size": size, "fsdp": run.zero == 3},
         "tensor": {"size": run.tp * run.cp, "mode": run.tp_mode},
-        "pipeline": {"size": run.pp, "interleaved_overlap": run.p2p_overlap if chunked else True,
-                     "mode": _ENGINES[run.schedule] if run.pp > 1 else "1f1b"},
+        "pipeline": {
+            "size": run.pp,
+            "interleaved_overlap": run.p2p_overlap if chunked else True,
+            "mode": _ENGINES[run.schedule] if run.pp > 1 else "1f1b",
+        },
         "weight": {"size": run.wp, "overlap": run.overlap_weight_gather, "memory_pool": True},
         **({"sequence_2D": planes} if run.cp > 1 else {}),
-    }  # fmt: skip
+    }
 
 
 def _text(name: str, section: Mapping[str, Any]) -> str:

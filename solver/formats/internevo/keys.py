@@ -63,11 +63,26 @@ KNOWN: Known = keys(
     ),
 )
 #: Models of InternEvo's registry whose sections say what they are (internlm/model/builder.py and registry.py, as read).
-MODEL_TYPES = ("INTERNLM2", "INTERNLM2_PUBLIC", "INTERNLM", "INTERNLM_MoE", "INTERNLM2_MoE", "LLAMA2", "BAICHUAN2", "QWEN2",
-               "QWEN2MOE", "MIXTRAL", "MIXTRALMOE", "GEMMA")  # fmt: skip
+MODEL_TYPES = (
+    "INTERNLM2",
+    "INTERNLM2_PUBLIC",
+    "INTERNLM",
+    "INTERNLM_MoE",
+    "INTERNLM2_MoE",
+    "LLAMA2",
+    "BAICHUAN2",
+    "QWEN2",
+    "QWEN2MOE",
+    "MIXTRAL",
+    "MIXTRALMOE",
+    "GEMMA",
+)
 #: Parts of other names, and what those models are beside.
-OTHER_TYPES = {"LLAVA": "its vision tower is not modelled", "CHAMELEON": "its image tokens are not modelled",
-               "HF": "its sizes are in another file: give its config.json"}  # fmt: skip
+OTHER_TYPES = {
+    "LLAVA": "its vision tower is not modelled",
+    "CHAMELEON": "its image tokens are not modelled",
+    "HF": "its sizes are in another file: give its config.json",
+}
 #: Values of keys that change time or memory and whose other values are not modelled.
 DESCRIBED: Described = {
     "model.use_swiglu": ((True,), "an MLP without a gate, which InternEvo itself refuses,"),

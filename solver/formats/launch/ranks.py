@@ -14,8 +14,18 @@ from solver.formats.launch import deepspeed_ranks
 #: torchrun's and deepspeed's, with - or _.
 _LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
 #: Slurm's options and what they say of a node, or of all.
-_SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
-          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
+_SLURM = {
+    "--nodes": "nodes",
+    "-N": "nodes",
+    "--gpus-per-node": "gpus",
+    "--gres": "gpus",
+    "--ntasks-per-node": "tasks",
+    "--gpus-per-task": "per_task",
+    "--gpus": "all",
+    "-G": "all",
+    "--ntasks": "started",
+    "-n": "started",
+}
 END = ";"  #: stands between two commands
 
 
@@ -121,8 +131,13 @@ def slurm_variables(text: str) -> dict[str, str]:
     """Return the variables that Slurm sets for a script that asks for nodes and tasks in numbers."""
     asked = _asked(_of_batch(text))
     nodes, tasks = asked.get("nodes", 0), asked.get("tasks", 0)
-    found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks,
-             "SLURM_NTASKS": asked.get("started") or nodes * tasks, "SLURM_GPUS_PER_NODE": asked.get("gpus", 0)}  # fmt: skip
+    found = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": asked.get("started") or nodes * tasks,
+        "SLURM_GPUS_PER_NODE": asked.get("gpus", 0),
+    }
     return {name: str(value) for name, value in found.items() if value}
 
 

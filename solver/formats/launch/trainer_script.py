@@ -78,22 +78,71 @@ _NOT_DESCRIBED = keys(
 _FLASH = ("auto", "true", "fa2", "flash_attn", "flash_attention_2", "sdpa")
 #: Parts of arguments of other programs around the trainer that change what a step does, and values that change nothing.
 _CHANGES: Mapping[str, Sequence[str]] = {
-    "finetuning_type": ("full",), "train_type": ("full",), "sft_type": ("full",), "tuner_type": ("full",),
-    "attn_implementation": _FLASH, "flash_attn": _FLASH,
+    "finetuning_type": ("full",),
+    "train_type": ("full",),
+    "sft_type": ("full",),
+    "tuner_type": ("full",),
+    "attn_implementation": _FLASH,
+    "flash_attn": _FLASH,
     **dict.fromkeys(
-        ("lora", "peft", "adapter", "freeze", "quantization", "quant_type", "quant_method", "sequence_parallel", "liger",
-         "unsloth", "galore", "badam", "load_in_4bit", "load_in_8bit", "reward_model", "ref_model", "rlhf_type", "vision_tower",
-         "mm_projector"), ()
+        (
+            "lora",
+            "peft",
+            "adapter",
+            "freeze",
+            "quantization",
+            "quant_type",
+            "quant_method",
+            "sequence_parallel",
+            "liger",
+            "unsloth",
+            "galore",
+            "badam",
+            "load_in_4bit",
+            "load_in_8bit",
+            "reward_model",
+            "ref_model",
+            "rlhf_type",
+            "vision_tower",
+            "mm_projector",
+        ),
+        (),
     ),
-}  # fmt: skip
+}
 #: The same of whole arguments.
 _CHANGE_ALONE: Mapping[str, Sequence[str]] = {"bits": ("16", "32"), "stage": ("pt", "sft")}
 #: Words of a program's name that say that it does not train a causal language model on its own text alone.
 _OTHER_OBJECTIVES = {
-    "dpo", "orpo", "kto", "cpo", "ppo", "grpo", "gspo", "rloo", "rlhf", "reward", "rm", "distill", "distillation", "glue",
-    "classification", "cls", "qa", "squad", "ner", "swag", "mlm", "plm", "translation", "summarization", "seq2seq", "t5",
-    "whisper", "clip", "llava",
-}  # fmt: skip
+    "dpo",
+    "orpo",
+    "kto",
+    "cpo",
+    "ppo",
+    "grpo",
+    "gspo",
+    "rloo",
+    "rlhf",
+    "reward",
+    "rm",
+    "distill",
+    "distillation",
+    "glue",
+    "classification",
+    "cls",
+    "qa",
+    "squad",
+    "ner",
+    "swag",
+    "mlm",
+    "plm",
+    "translation",
+    "summarization",
+    "seq2seq",
+    "t5",
+    "whisper",
+    "clip",
+    "llava",
+}
 #: Arguments by which a program around the trainer is known.
 _OWN = (*BATCH, _AGAIN, "--output_dir", *_SEQUENCES)
 _LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")

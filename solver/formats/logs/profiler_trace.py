@@ -27,16 +27,20 @@ COMPUTE = (GEMM, ATTENTION, MEMORY, OPTIMIZER, COPY)
 #: FlashAttention, cuDNN, Triton and rocBLAS, and of torch's and Apex's fused optimizers. A kernel that matches none counts as
 #: memory-bound.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in (
-        ("all_reduce", r"nccl.*allreduce"), ("reduce_scatter", r"nccl.*reducescatter"), ("all_gather", r"nccl.*allgather"),
-        ("send, receive, all_to_all", r"nccl.*(sendrecv|alltoall)"), ("broadcast", r"nccl.*(broadcast|_reduce)"),
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("all_reduce", r"nccl.*allreduce"),
+        ("reduce_scatter", r"nccl.*reducescatter"),
+        ("all_gather", r"nccl.*allgather"),
+        ("send, receive, all_to_all", r"nccl.*(sendrecv|alltoall)"),
+        ("broadcast", r"nccl.*(broadcast|_reduce)"),
         ("exchange of tokens", r"(deep_?|::|hybrid_?)ep::|hybrid_ep|nvshmem"),
         ("other collectives", r"nccl|rccl"),
         (ATTENTION, r"flash|fmha|sdpa|attn|attention|dot_do_o"),
         (OPTIMIZER, r"multi_tensor_apply|adam|sgd_|lamb[_f]"),
         (GEMM, r"gemm|nvjet|xmma|cublas|cijk_|gemv|dot_kernel|_mm_|triton_tem|matmul"),
     )
-)  # fmt: skip
+)
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _MOST_BYTES = 4 << 30
@@ -156,9 +160,14 @@ def _trace(kernels: list[Mapping[str, Any]], events: list[Mapping[str, Any]], de
         + where
     )
     return Trace(
-        tuple(name for name, kept in zip(names, inside, strict=True) if kept), kinds[inside], start[inside] - zero,
-        end[inside] - zero, step[inside], windows - zero, said,
-    )  # fmt: skip
+        tuple(name for name, kept in zip(names, inside, strict=True) if kept),
+        kinds[inside],
+        start[inside] - zero,
+        end[inside] - zero,
+        step[inside],
+        windows - zero,
+        said,
+    )
 
 
 def _marks(events: list[Mapping[str, Any]]) -> tuple[np.ndarray, str]:

@@ -35,10 +35,14 @@ def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> Non
     hardware: name of the profile.
     """
     ours = {
-        "global batch size": run.global_batch_sequences, "micro batch size": run.micro_batch_size,
-        "sequence length": run.seq_len, "world size": run.world_size, "tensor-parallel size": run.tp,
-        "pipeline-parallel size": run.pp, "ZeRO stage": run.zero,
-    }  # fmt: skip
+        "global batch size": run.global_batch_sequences,
+        "micro batch size": run.micro_batch_size,
+        "sequence length": run.seq_len,
+        "world size": run.world_size,
+        "tensor-parallel size": run.tp,
+        "pipeline-parallel size": run.pp,
+        "ZeRO stage": run.zero,
+    }
     for what, name in _NAMES.items():
         said = re.findall(rf"\b{name}{_COUNT}", text)
         if said and str(ours[what]) not in said:  # a batch that grows is said often, and so are sizes of smaller groups

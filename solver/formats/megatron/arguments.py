@@ -67,8 +67,9 @@ def least_ranks(arguments: Mapping[str, Any]) -> int:
 
 def _groups(flags: Mapping[str, Any]) -> int:
     """Return the least number of ranks that every group of the arguments divides."""
-    tp, cp, pp, ep = (whole(flags, f"{name}-parallel-size", 1) for name in
-                      ("tensor-model", "context", "pipeline-model", "expert-model"))  # fmt: skip
+    tp, cp, pp, ep = (
+        whole(flags, f"{name}-parallel-size", 1) for name in ("tensor-model", "context", "pipeline-model", "expert-model")
+    )
     return pp * math.lcm(tp * cp, ep * whole(flags, "expert-tensor-parallel-size", tp) if "num-experts" in flags else 1)
 
 

@@ -36,10 +36,19 @@ _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": 
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
 #: Of experts, what belongs to the run and not to the model.
 _OF_THE_RUN = (
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion", "moe-router-fusion",
-    "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
-    "moe-shared-expert-overlap", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
-)  # fmt: skip
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "moe-grouped-gemm",
+    "moe-permute-fusion",
+    "moe-router-fusion",
+    "overlap-moe-expert-parallel-comm",
+    "moe-token-dispatcher-type",
+    "moe-flex-dispatcher-backend",
+    "mock-data",
+    "moe-shared-expert-overlap",
+    "moe-expert-capacity-factor",
+    "moe-pad-expert-input-to-capacity",
+)
 
 Flags = dict[str, Any]
 
@@ -87,7 +96,8 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     releases = first if first == NEWEST else f"{first} to {NEWEST}"
     program = HYBRID_PROGRAM if model.one_block_layers else PROGRAM
     lines = [
-        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {releases}.",
+        "#!/bin/sh",
+        f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {releases}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's), and",
         "# --train-iters and --lr by your own.",
@@ -96,7 +106,7 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
         *(f"export {name}={value}" for name, value in (DETERMINISTIC if run.deterministic else {}).items()),
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         f"--master-addr ${{MASTER_ADDR:-localhost}} --master-port ${{MASTER_PORT:-29500}} {program} \\",
-    ]  # fmt: skip
+    ]
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
 
 
@@ -116,8 +126,10 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (model.norms_per_layer == 2 and not model.embedding_norm, "other norms than two a layer"),
         (not model.attention_chunk_size, "chunks of attention"),
         (model.qk_norm != "all", "norms over all heads of q and k"),
-        (model.qk_norm == "none" or model.qk_norm_bias == (model.norm == "layernorm"),
-         "norms of q and k of another class than the others"),
+        (
+            model.qk_norm == "none" or model.qk_norm_bias == (model.norm == "layernorm"),
+            "norms of q and k of another class than the others",
+        ),
         (model.position != "alibi", "ALiBi positions"),
         (model.norm_weight and (model.norm != "layernorm" or model.norm_bias), "norms without parameters"),
         (not model.head_bias, "a bias of the head"),
@@ -134,43 +146,61 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.schedule in ONE_F_ONE_B, f"schedule {run.schedule}"),
         (run.zero <= 1, f"ZeRO-{run.zero}"),
         (run.precision in ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"), f"precision {run.precision}"),
-        (run.grad_dtype in ("fp32", "fp16" if run.precision == "fp16" else "bf16"),
-         f"grad_dtype {run.grad_dtype} of precision {run.precision}"),
+        (
+            run.grad_dtype in ("fp32", "fp16" if run.precision == "fp16" else "bf16"),
+            f"grad_dtype {run.grad_dtype} of precision {run.precision}",
+        ),
         (run.fused_norm and not run.compile, "unfused norms, or torch.compile"),
         (run.moe_imbalance == 1, "an imbalance of experts"),
         (not run.tp_comm_overlap or run.tp == 1 or run.tp_mode == "msp", "tp_comm_overlap with tp_mode mtp"),
-        (run.recompute_layers <= 0 or run.recompute_layers % run.vpp == 0,
-         f"recompute_layers {run.recompute_layers}, which {run.vpp} chunks do not share evenly,"),
+        (
+            run.recompute_layers <= 0 or run.recompute_layers % run.vpp == 0,
+            f"recompute_layers {run.recompute_layers}, which {run.vpp} chunks do not share evenly,",
+        ),
         (not run.launch_blocking, "launch_blocking"),
         (not run.collective_checks, "collective_checks"),
-    )  # fmt: skip
+    )
     require((holds, f"{what}: not among the arguments of Megatron-LM that are written here") for holds, what in rules)
 
 
 def _model(model: ModelSpec, run: Strategy) -> Flags:
     latent, bias = model.has_latent_attention, model.output_bias
     flags: Flags = {
-        "num-layers": model.num_hidden_layers, "hidden-size": model.hidden_size, "ffn-hidden-size": model.intermediate_size,
+        "num-layers": model.num_hidden_layers,
+        "hidden-size": model.hidden_size,
+        "ffn-hidden-size": model.intermediate_size,
         "num-attention-heads": model.num_attention_heads,
         "group-query-attention": not latent and model.num_key_value_heads != model.num_attention_heads,
         "num-query-groups": model.num_key_value_heads
-        if not latent and model.num_key_value_heads != model.num_attention_heads else None,
-        "kv-channels": model.head_dim, "swiglu": model.gated_mlp and not model.clamped_gate, "disable-bias-linear": not bias,
+        if not latent and model.num_key_value_heads != model.num_attention_heads
+        else None,
+        "kv-channels": model.head_dim,
+        "swiglu": model.gated_mlp and not model.clamped_gate,
+        "disable-bias-linear": not bias,
         "add-qkv-bias": model.qkv_bias and not bias,
         "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
         "position-embedding-type": _position(model),
         "untie-embeddings-and-output-weights": not model.tie_word_embeddings,
         "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
         "qk-layernorm": model.qk_norm == "head" or latent,
-        "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
-        "mtp-num-layers": model.num_nextn_predict_layers or None, **untimed_flags(model), **layer_kind_flags(model),
-    }  # fmt: skip
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": model.vocab_size - 1,
+        "mock-data": True,
+        "mtp-num-layers": model.num_nextn_predict_layers or None,
+        **untimed_flags(model),
+        **layer_kind_flags(model),
+    }
     if model.padded_vocab_size:
         flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
     if latent:
-        flags |= {"multi-latent-attention": True, "q-lora-rank": model.q_lora_rank or None, "kv-lora-rank": model.kv_lora_rank,
-                  "qk-head-dim": model.qk_nope_head_dim, "qk-pos-emb-head-dim": model.qk_rope_head_dim,
-                  "v-head-dim": model.v_head_dim}  # fmt: skip
+        flags |= {
+            "multi-latent-attention": True,
+            "q-lora-rank": model.q_lora_rank or None,
+            "kv-lora-rank": model.kv_lora_rank,
+            "qk-head-dim": model.qk_nope_head_dim,
+            "qk-pos-emb-head-dim": model.qk_rope_head_dim,
+            "v-head-dim": model.v_head_dim,
+        }
     return {**flags, **(_experts(model, run) if model.is_mixture_of_experts else {})}
 
 
@@ -182,23 +212,27 @@ def _position(model: ModelSpec) -> str:
 def _experts(model: ModelSpec, run: Strategy) -> Flags:
     pattern = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
     flags: Flags = {
-        "num-experts": model.num_experts, "moe-router-topk": model.num_experts_per_tok,
+        "num-experts": model.num_experts,
+        "moe-router-topk": model.num_experts_per_tok,
         "moe-ffn-hidden-size": model.moe_intermediate_size,
         "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
         "moe-shared-expert-gate": model.shared_expert_gate,
         "moe-layer-freq": None if all(pattern) or model.one_block_layers else listed(pattern),
         "moe-router-score-function": model.router_score,
         "moe-router-enable-expert-bias": model.router_bias and not model.output_bias,  # beside which it is learned
-        "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,
-        "expert-model-parallel-size": run.ep, "expert-tensor-parallel-size": run.etp,
-        "moe-grouped-gemm": run.moe_grouped_gemm, "moe-permute-fusion": run.moe_permute_fusion,
+        "moe-router-num-groups": model.router_groups or None,
+        "moe-router-group-topk": model.router_topk_groups or None,
+        "expert-model-parallel-size": run.ep,
+        "expert-tensor-parallel-size": run.etp,
+        "moe-grouped-gemm": run.moe_grouped_gemm,
+        "moe-permute-fusion": run.moe_permute_fusion,
         "moe-router-fusion": run.moe_router_fusion,
         "overlap-moe-expert-parallel-comm": run.moe_exchange_overlap,
         "delay-wgrad-compute": run.delay_wgrad_compute,
         "moe-shared-expert-overlap": run.moe_shared_expert_overlap,
         "moe-expert-capacity-factor": run.moe_capacity_factor or None,
         "moe-pad-expert-input-to-capacity": run.moe_capacity_factor > 0,
-    }  # fmt: skip
+    }
     if run.moe_dispatcher in DISPATCHERS:
         return flags | {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": run.moe_dispatcher}
     return flags | {"moe-token-dispatcher-type": run.moe_dispatcher}
@@ -207,22 +241,28 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
 def _layout(run: Strategy) -> Flags:
     replicas = run.dp * run.cp
     flags: Flags = {
-        "tensor-model-parallel-size": run.tp, "pipeline-model-parallel-size": run.pp, "context-parallel-size": run.cp,
+        "tensor-model-parallel-size": run.tp,
+        "pipeline-model-parallel-size": run.pp,
+        "context-parallel-size": run.cp,
         "sequence-parallel": run.tp_mode == "msp" and run.tp > 1,
-        "micro-batch-size": run.micro_batch_size, "global-batch-size": run.global_batch_sequences, "seq-length": run.seq_len,
+        "micro-batch-size": run.micro_batch_size,
+        "global-batch-size": run.global_batch_sequences,
+        "seq-length": run.seq_len,
         "use-distributed-optimizer": (run.zero == 1 or (replicas == 1 and _changed_states(run))) and run.optimizer == "adam",
         "optimizer": {"adam": None, "muon": "dist_muon" if run.zero else "muon"}[run.optimizer],
         "num-distributed-optimizer-instances": replicas // run.zero_shard_size
-        if run.zero and run.zero_shard_size != replicas else None,
+        if run.zero and run.zero_shard_size != replicas
+        else None,
         "cp-comm-type": _CONTEXT[run.cp_comm] if run.cp > 1 else None,
         "hierarchical-context-parallel-sizes": f"{run.cp_a2a_size} {run.cp // run.cp_a2a_size}"
-        if run.cp_comm == "a2a+ring" and run.cp > 1 else None,
+        if run.cp_comm == "a2a+ring" and run.cp > 1
+        else None,
         "decoder-first-pipeline-num-layers": run.num_layers_in_first_pipeline_stage or None,
         "decoder-last-pipeline-num-layers": run.num_layers_in_last_pipeline_stage or None,
         "microbatch-group-size-per-virtual-pipeline-stage": run.micro_batch_group or None,
         "account-for-embedding-in-pipeline-split": run.account_for_embedding_in_pipeline_split,
         "account-for-loss-in-pipeline-split": run.account_for_loss_in_pipeline_split,
-    }  # fmt: skip
+    }
     if run.pipeline_layout:
         return flags | {"pipeline-model-parallel-layout": run.pipeline_layout}
     return flags | {"num-virtual-stages-per-pipeline-rank": run.vpp if run.vpp > 1 else None}
@@ -238,9 +278,11 @@ def _training(run: Strategy) -> Flags:
     quantised = run.precision in ("fp8", "mxfp8")
     ends = bool(run.num_layers_at_start_in_bf16 or run.num_layers_at_end_in_bf16)
     return {
-        "train-iters": 1000, "lr": 1e-4,
+        "train-iters": 1000,
+        "lr": 1e-4,
         "ckpt-format": "torch" if run.optimizer == "muon" else None,
-        "bf16": run.precision != "fp16", "fp16": run.precision == "fp16",
+        "bf16": run.precision != "fp16",
+        "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if quantised else None,
         "fp8-recipe": ("mxfp8" if run.precision == "mxfp8" else run.fp8_recipe) if quantised else None,
         "fp8-param-gather": quantised and run.fp8_param_gather,
@@ -255,9 +297,11 @@ def _training(run: Strategy) -> Flags:
         "recompute-num-layers": None if run.recompute != "full" else each if part else run.recompute_group,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
         "no-masked-softmax-fusion": run.fused_softmax is False,
-        "attention-dropout": 0.1 * bool(run.dropout), "hidden-dropout": 0.1 * bool(run.dropout),
+        "attention-dropout": 0.1 * bool(run.dropout),
+        "hidden-dropout": 0.1 * bool(run.dropout),
         "tp-comm-overlap": run.tp_comm_overlap and run.tp > 1,
-        "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None, "te-rng-tracker": run.cuda_graphs,
+        "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None,
+        "te-rng-tracker": run.cuda_graphs,
         "cuda-graph-scope": " ".join(run.modules_graphed) or None,
         "overlap-grad-reduce": run.overlap_grad_reduce,
         "overlap-param-gather": run.overlap_param_gather and run.zero == 1 and run.optimizer == "adam",
@@ -273,6 +317,7 @@ def _training(run: Strategy) -> Flags:
         "fine-grained-activation-offloading": bool(run.offload_modules),
         "offload-modules": " ".join(run.modules_offloaded) or None,
         "use-precision-aware-optimizer": _changed_states(run),
-        "exp-avg-dtype": _MOMENTS.get(run.optimizer_states), "exp-avg-sq-dtype": _MOMENTS.get(run.optimizer_states),
+        "exp-avg-dtype": _MOMENTS.get(run.optimizer_states),
+        "exp-avg-sq-dtype": _MOMENTS.get(run.optimizer_states),
         "transformer-impl": "transformer_engine",
-    }  # fmt: skip
+    }

@@ -152,12 +152,16 @@ LEFT_OUT = {
 }
 #: Values of these with which they do nothing.
 IDLE: dict[str, tuple[object, ...]] = {
-    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "timing-log-level": (0,),
+    "rotary-percent": (1.0,),
+    "empty-unused-memory-level": (0,),
+    "timing-log-level": (0,),
     "tp-comm-bootstrap-backend": ("nccl",),
-    "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
+    "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"),
+    "moe-deepep-num-sms": (20,),
     "moe-hybridep-num-sms": (16,),
-    "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
-}  # fmt: skip
+    "hybrid-attention-ratio": (0, 0.0),
+    "hybrid-mlp-ratio": (0, 0.0),
+}
 #: --spec of layers that are one block each.
 HYBRID_LAYERS = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
 #: Flags whose effect is not modelled, with what they do.
@@ -196,45 +200,65 @@ MODELLED = {
 }
 #: flag -> key of the model.
 COUNTS = {
-    "num-layers": "num_hidden_layers", "hidden-size": "hidden_size", "num-attention-heads": "num_attention_heads",
-    "num-experts": "num_experts", "moe-router-topk": "num_experts_per_tok", "moe-router-num-groups": "router_groups",
-    "moe-router-group-topk": "router_topk_groups", "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    "num-layers": "num_hidden_layers",
+    "hidden-size": "hidden_size",
+    "num-attention-heads": "num_attention_heads",
+    "num-experts": "num_experts",
+    "moe-router-topk": "num_experts_per_tok",
+    "moe-router-num-groups": "router_groups",
+    "moe-router-group-topk": "router_topk_groups",
+    "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
     "mtp-num-layers": "num_nextn_predict_layers",
-}  # fmt: skip
+}
 #: flag -> (key of the model, default) of latent attention (_add_mla_args); without a rank of q there is one plain projection.
 LATENT = {
-    "q-lora-rank": ("q_lora_rank", 0), "kv-lora-rank": ("kv_lora_rank", 32), "qk-head-dim": ("qk_nope_head_dim", 128),
-    "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "v-head-dim": ("v_head_dim", 128),
-}  # fmt: skip
+    "q-lora-rank": ("q_lora_rank", 0),
+    "kv-lora-rank": ("kv_lora_rank", 32),
+    "qk-head-dim": ("qk_nope_head_dim", 128),
+    "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64),
+    "v-head-dim": ("v_head_dim", 128),
+}
 #: flag -> (key of the model, default) of linear attention (transformer_config.py).
 LINEAR = {
-    "linear-num-key-heads": ("linear_num_key_heads", 16), "linear-num-value-heads": ("linear_num_value_heads", 32),
-    "linear-key-head-dim": ("linear_key_head_dim", 128), "linear-value-head-dim": ("linear_value_head_dim", 128),
+    "linear-num-key-heads": ("linear_num_key_heads", 16),
+    "linear-num-value-heads": ("linear_num_value_heads", 32),
+    "linear-key-head-dim": ("linear_key_head_dim", 128),
+    "linear-value-head-dim": ("linear_value_head_dim", 128),
     "linear-conv-kernel-dim": ("linear_conv_kernel_dim", 4),
-}  # fmt: skip
+}
 #: flag -> (key of the model, default) of Mamba-2 (transformer_config.py); its heads have a default of their own.
 MAMBA_ARGUMENTS = {
-    "mamba-state-dim": ("mamba_state_dim", 128), "mamba-head-dim": ("mamba_head_dim", 64),
+    "mamba-state-dim": ("mamba_state_dim", 128),
+    "mamba-head-dim": ("mamba_head_dim", 64),
     "mamba-num-groups": ("mamba_num_groups", 8),
-}  # fmt: skip
+}
 #: What ssm/mamba_mixer.py has, and no argument states.
 MAMBA_FIXED = {"mamba_conv_kernel_dim": 4, "mamba_chunk_size": 128}
 #: Flags of patterns of layers: a number, or a list expression.
 FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq", "linear-attention-freq")
 #: Flag -> its other name, under which it is read.
 RENAMED = {
-    "use-custom-fsdp": "use-megatron-fsdp", "use-nccl-ub": "nccl-ub", "encoder-seq-length": "seq-length",
-    "encoder-num-layers": "num-layers", "hybrid-layer-pattern": "hybrid-override-pattern",
-}  # fmt: skip
+    "use-custom-fsdp": "use-megatron-fsdp",
+    "use-nccl-ub": "nccl-ub",
+    "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+    "hybrid-layer-pattern": "hybrid-override-pattern",
+}
 #: flag -> (key of the run, default).
 OF_THE_RUN = {
-    "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
-    "global-batch-size": ("global_batch_size", None), "tensor-model-parallel-size": ("tp", 1),
-    "pipeline-model-parallel-size": ("pp", 1), "context-parallel-size": ("cp", 1), "expert-model-parallel-size": ("ep", 1),
+    "seq-length": ("seq_len", None),
+    "micro-batch-size": ("micro_batch_size", None),
+    "global-batch-size": ("global_batch_size", None),
+    "tensor-model-parallel-size": ("tp", 1),
+    "pipeline-model-parallel-size": ("pp", 1),
+    "context-parallel-size": ("cp", 1),
+    "expert-model-parallel-size": ("ep", 1),
     "decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", 0),
     "decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", 0),
-    "overlap-grad-reduce": ("overlap_grad_reduce", False), "overlap-param-gather": ("overlap_param_gather", False),
-    "cross-entropy-loss-fusion": ("cross_entropy_fusion", False), "fp8-param-gather": ("fp8_param_gather", False),
+    "overlap-grad-reduce": ("overlap_grad_reduce", False),
+    "overlap-param-gather": ("overlap_param_gather", False),
+    "cross-entropy-loss-fusion": ("cross_entropy_fusion", False),
+    "fp8-param-gather": ("fp8_param_gather", False),
     "overlap-moe-expert-parallel-comm": ("moe_exchange_overlap", False),
     "moe-shared-expert-overlap": ("moe_shared_expert_overlap", False),
     "delay-wgrad-compute": ("delay_wgrad_compute", False),
@@ -243,7 +267,7 @@ OF_THE_RUN = {
     "wgrad-deferral-limit": ("wgrad_deferral_limit", 0),
     "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
     "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
-}  # fmt: skip
+}
 #: --optimizer -> (optimizer, whether its states are sharded without --use-distributed-optimizer).
 OPTIMIZERS = {"adam": ("adam", False), "muon": ("muon", False), "dist_muon": ("muon", True)}
 #: Values of Muon's flags that are modelled, which are the defaults.
@@ -287,8 +311,15 @@ _READ = _flags(
 
 #: Every flag whose effect is known, known to be none, or said to be left out.
 KNOWN = (
-    NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | MODELLED.keys() | RENAMED.keys() | _READ | COUNTS.keys() | LATENT.keys()
+    NEUTRAL
+    | ARRANGEMENTS
+    | LEFT_OUT.keys()
+    | MODELLED.keys()
+    | RENAMED.keys()
+    | _READ
+    | COUNTS.keys()
+    | LATENT.keys()
     | LINEAR.keys()
     | MAMBA_ARGUMENTS.keys()
     | OF_THE_RUN.keys()
-)  # fmt: skip
+)

@@ -16,19 +16,29 @@ from solver.formats.megatron.values import whole
 
 #: Arguments (by the beginning of the flag) that say nothing where another one is not given.
 NEEDS = {
-    "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
-    **dict.fromkeys(LATENT, "multi-latent-attention"), "window-attn-skip-freq": "window-size", "fp8-": "fp8-format",
+    "moe-": "num-experts",
+    "expert-": "num-experts",
+    "num-query-groups": "group-query-attention",
+    **dict.fromkeys(LATENT, "multi-latent-attention"),
+    "window-attn-skip-freq": "window-size",
+    "fp8-": "fp8-format",
     **dict.fromkeys((*LINEAR, "linear-attention-freq"), "experimental-attention-variant"),
-    "mamba-": "hybrid-override-pattern", "cross-entropy-fusion-impl": "cross-entropy-loss-fusion",
+    "mamba-": "hybrid-override-pattern",
+    "cross-entropy-fusion-impl": "cross-entropy-loss-fusion",
     "optimizer-offload-fraction": "optimizer-cpu-offload",
-    "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
+    "cpu-offloading-num-layers": "cpu-offloading",
+    "offload-modules": "fine-grained-activation-offloading",
     "activation-offload-fraction": "fine-grained-activation-offloading",
     "min-offloaded-tensor-size": "fine-grained-activation-offloading",
-    "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
-    "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
-    "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
-    "outer-dp-": "use-megatron-fsdp", "data-parallel-sharding-strategy": "use-megatron-fsdp",
-}  # fmt: skip
+    "delta-offload-bytes": "fine-grained-activation-offloading",
+    "exp-avg": "use-precision-aware-optimizer",
+    "num-distributed-optimizer-instances": "use-distributed-optimizer",
+    "recompute-": "recompute-granularity",
+    "hierarchical-": "hierarchical-context-parallel-sizes",
+    "megatron-fsdp-": "use-megatron-fsdp",
+    "outer-dp-": "use-megatron-fsdp",
+    "data-parallel-sharding-strategy": "use-megatron-fsdp",
+}
 #: Of these, what Megatron reads or refuses alone where it is an argument of its own, not a value of a complete list.
 _NEED_NONE = {
     "cpu-offloading-num-layers",

@@ -19,9 +19,15 @@ def plain(model: ModelSpec) -> bool:
     """Whether all layers attend to all tokens, without sinks, with one rotary embedding or none, and no gate is clamped or of
     attention."""
     return not (
-        model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
-        or model.has_linear_attention or model.attention_gate or model.is_hybrid
-    )  # fmt: skip
+        model.sliding_window
+        or model.attention_sinks
+        or model.no_rope_layers
+        or model.clamped_gate
+        or model.scaled_rope
+        or model.has_linear_attention
+        or model.attention_gate
+        or model.is_hybrid
+    )
 
 
 def layer_kind_flags(model: ModelSpec) -> Flags:
@@ -49,10 +55,11 @@ def _hybrid(model: ModelSpec) -> Flags:
         "mamba-num-heads": model.mamba_num_heads
     }
     return {
-        "is-hybrid-model": True, "spec": HYBRID_LAYERS,
+        "is-hybrid-model": True,
+        "spec": HYBRID_LAYERS,
         "hybrid-override-pattern": "".join(letters[kind] for kind in model.layer_types),
         **(sizes if model.has_state_space else {}),
-    }  # fmt: skip
+    }
 
 
 def _linear(model: ModelSpec) -> Flags:
@@ -61,9 +68,10 @@ def _linear(model: ModelSpec) -> Flags:
     every = kinds.index(0) + 1 if 0 in kinds else 0
     regular = every > 1 and kinds == [int(n % every != 0) for n in range(1, len(kinds) + 1)]
     return {
-        "experimental-attention-variant": "gated_delta_net", "linear-attention-freq": every if regular else listed(kinds),
+        "experimental-attention-variant": "gated_delta_net",
+        "linear-attention-freq": every if regular else listed(kinds),
         **{flag: getattr(model, key) for flag, (key, _) in LINEAR.items()},
-    }  # fmt: skip
+    }
 
 
 def listed(pattern: Sequence[int]) -> str:

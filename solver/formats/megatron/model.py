@@ -104,8 +104,9 @@ def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the window of attention, which the token itself is beside (transformer/utils.py), and the layers that have it;
     whether heads have a sink; and the layers with rotary embedding."""
     found: dict[str, Any] = {
-        "attention_sinks": flags.get("softmax-type") == "learnable", "attention_gate": "attention-output-gate" in flags,
-    }  # fmt: skip
+        "attention_sinks": flags.get("softmax-type") == "learnable",
+        "attention_gate": "attention-output-gate" in flags,
+    }
     if "no-rope-freq" in flags:
         found["no_rope_layers"] = [1 - skips for skips in _layers_of(flags, "no-rope-freq", layers)]
     if "experimental-attention-variant" in flags:

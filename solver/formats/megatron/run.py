@@ -39,8 +39,16 @@ def run_of_arguments(
     """
     ignored = tuple(sorted(flag for flag in flags if flag.lstrip("-") in ARRANGEMENTS))
     own = {flag: value for flag, value in flags.items() if flag not in ignored} | {"complete": True}
-    case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
-                    "megatron_args": own | ({"world-size-assumed": True} if assumed else {})})  # fmt: skip
+    case = case_of(
+        {
+            "id": path.stem,
+            "hardware": "",
+            "model": {},
+            "measured": {},
+            "run": {"world_size": world},
+            "megatron_args": own | ({"world-size-assumed": True} if assumed else {}),
+        }
+    )
     if case.skipped or case.model is None or case.strategy is None:
         raise InputError(f"{path}: {case.skipped}")
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}

@@ -29,9 +29,14 @@ _PATTERNS = ("--hybrid-override-pattern", "--hybrid-layer-pattern")  #: of such 
 
 #: Arguments among those that are not read that take several values.
 _LISTS = (
-    "--data-path", "--train-data-path", "--valid-data-path", "--test-data-path", "--tiktoken-special-tokens",
-    "--iterations-to-skip", "--profile-ranks",
-)  # fmt: skip
+    "--data-path",
+    "--train-data-path",
+    "--valid-data-path",
+    "--test-data-path",
+    "--tiktoken-special-tokens",
+    "--iterations-to-skip",
+    "--profile-ranks",
+)
 
 
 def _check_values(words: Sequence[str], path: Path) -> None:
@@ -107,7 +112,10 @@ def read_script(source: Source) -> FileRun:
         told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")
     if flags.get("--transformer-impl") == "local" and "--use-flash-attn" in flags:
         told.append("--use-flash-attn changes nothing with --transformer-impl local, whose attention is unfused")
-    twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
-             if name not in ignored and flags[name] is not True]  # fmt: skip
+    twice = [
+        f"{name} stands more than once; argparse takes the last, {flags[name]}"
+        for name in dict.fromkeys(repeated)
+        if name not in ignored and flags[name] is not True
+    ]
     notes = (*told, *run.notes, *twice, *script_notes(source, at, ignored), *left_out)
     return replace(run, layout={**run.layout, **settings}, notes=notes, gpus_per_node=launch.gpus_per_node)

@@ -12,9 +12,11 @@ from solver.spec.model import ModelSpec
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layernorm_epsilon", "layer_norm_epsilon")
 #: Flag -> key of a config.json with the same value.
 _ALIKE = {
-    "rotary-base": "rope_theta", "rotary-percent": "partial_rotary_factor", "norm-epsilon": EPSILONS[0],
+    "rotary-base": "rope_theta",
+    "rotary-percent": "partial_rotary_factor",
+    "norm-epsilon": EPSILONS[0],
     "moe-router-topk-scaling-factor": "routed_scaling_factor",
-}  # fmt: skip
+}
 #: Flag -> key of ``rope_scaling``, of positions that YaRN stretches under latent attention.
 _YARN = {"rotary-scaling-factor": "factor", "mscale": "mscale", "mscale-all-dim": "mscale_all_dim"}
 _LLAMA3_FACTOR = 8.0  #: --rope-scaling-factor unless stated
@@ -24,11 +26,14 @@ def untimed_flags(model: ModelSpec) -> dict[str, Any]:
     """Return the arguments without a part in any time that the model's file states."""
     theta, scaling = stated_number(model, "rope_theta"), _llama3_scaling(model)
     return {
-        "rotary-base": int(theta) if theta else None, "rotary-percent": stated_number(model, "partial_rotary_factor"),
-        "use-rope-scaling": bool(scaling), "rope-scaling-factor": scaling.get("factor"),
-        "norm-epsilon": stated_number(model, *EPSILONS), "squared-relu": squared_relu(model),
+        "rotary-base": int(theta) if theta else None,
+        "rotary-percent": stated_number(model, "partial_rotary_factor"),
+        "use-rope-scaling": bool(scaling),
+        "rope-scaling-factor": scaling.get("factor"),
+        "norm-epsilon": stated_number(model, *EPSILONS),
+        "squared-relu": squared_relu(model),
         "moe-router-topk-scaling-factor": stated_number(model, "routed_scaling_factor") if model.num_experts else None,
-    }  # fmt: skip
+    }
 
 
 def untimed_keys(flags: Mapping[str, Any]) -> dict[str, Any]:

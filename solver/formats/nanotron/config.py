@@ -70,9 +70,16 @@ def read_nanotron(sections: Section, source: Source) -> FileRun:
     parallelism = file.section("parallelism")
     dp, tp, pp = (parallelism.whole(key) for key in ("dp", "tp", "pp"))
     layout = {
-        **framework_of(FRAMEWORK).flags, "framework": FRAMEWORK, "world_size": dp * tp * pp, "dp": dp, "tp": tp, "pp": pp,
-        **_parallelism(parallelism, tp, pp), **_optimizer(file, dp), **_tokens(file.section("tokens")),
-    }  # fmt: skip
+        **framework_of(FRAMEWORK).flags,
+        "framework": FRAMEWORK,
+        "world_size": dp * tp * pp,
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        **_parallelism(parallelism, tp, pp),
+        **_optimizer(file, dp),
+        **_tokens(file.section("tokens")),
+    }
     model = _model(file.section("model"), tp, source.path.stem)
     refusals = broken(RULES, Arguments(flattened(sections), dp * tp * pp))
     return FileRun(model, layout, (), tuple(unread_keys(sections, KNOWN, "", file.read)), refusals=refusals)
@@ -93,9 +100,12 @@ def _parallelism(parallelism: SectionReader, tp: int, pp: int) -> dict[str, Any]
         raise parallelism.wrong("tp_recompute_allgather", "true, because keeping gathered inputs is not modelled")
     engine = parallelism.choice("pp_engine", ENGINES, "afab")
     return {
-        "tp_mode": MODES[mode] if tp > 1 else "mtp", "schedule": ENGINES[engine] if pp > 1 else "1f1b", "vpp": 1,
-        "recompute": "full" if parallelism.flag("recompute_layer", False) else "none", "recompute_layers": -1,
-    }  # fmt: skip
+        "tp_mode": MODES[mode] if tp > 1 else "mtp",
+        "schedule": ENGINES[engine] if pp > 1 else "1f1b",
+        "vpp": 1,
+        "recompute": "full" if parallelism.flag("recompute_layer", False) else "none",
+        "recompute_layers": -1,
+    }
 
 
 def _optimizer(file: SectionReader, dp: int) -> dict[str, Any]:
@@ -105,8 +115,12 @@ def _optimizer(file: SectionReader, dp: int) -> dict[str, Any]:
     if zero > 1:
         raise optimizer.wrong("zero_stage", "0 or 1, the stages that nanotron has")
     wide = optimizer.flag("accumulate_grad_in_fp32", True)
-    return {"zero": zero, "zero_shard_size": dp if zero else 1, "precision": precision,
-            "grad_dtype": "fp32" if wide else precision}  # fmt: skip
+    return {
+        "zero": zero,
+        "zero_shard_size": dp if zero else 1,
+        "precision": precision,
+        "grad_dtype": "fp32" if wide else precision,
+    }
 
 
 def _tokens(tokens: SectionReader) -> dict[str, int]:

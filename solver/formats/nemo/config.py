@@ -55,10 +55,13 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     if gradients not in GRADIENTS:
         raise optim.wrong("grad_sync_dtype", f"one of {', '.join(GRADIENTS)}")
     layout = {
-        **read.layout, "framework": FRAMEWORK, "grad_dtype": GRADIENTS[gradients],
-        "tp_comm_overlap": model.flag("ub_tp_comm_overlap", False), "p2p_overlap": model.flag("overlap_p2p_comm", True),
+        **read.layout,
+        "framework": FRAMEWORK,
+        "grad_dtype": GRADIENTS[gradients],
+        "tp_comm_overlap": model.flag("ub_tp_comm_overlap", False),
+        "p2p_overlap": model.flag("overlap_p2p_comm", True),
         **({"fp8_amax_reduction": "none"} if "--fp8-recipe" in given and not model.flag("reduce_amax", True) else {}),
-    }  # fmt: skip
+    }
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = broken(RULES, Arguments(flattened(sections), world))
     assumed = () if stated or optim.get("name") == MCORE else ("grad_dtype",)

@@ -51,7 +51,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             not run.zero or run.zero_shard_size == run.dp * run.cp,
             f"zero_shard_size {run.zero_shard_size}: NeMo 1's optimizer shards over all {run.dp * run.cp} replicas",
         ),
-    )  # fmt: skip
+    )
     require(rules)
 
 
@@ -60,16 +60,26 @@ def _model(model: ModelSpec, run: Strategy, flags: dict[str, Any]) -> dict[str, 
     found |= {key: flag in flags for flag, key in SWITCHES.items()} | {key: flag not in flags for flag, key in INVERTED.items()}
     norm = next(own for own, word in NORMS.items() if word == flags["normalization"])
     return found | {
-        "mcore_gpt": True, "transformer_engine": True, "megatron_amp_O2": True, "rampup_batch_size": None,
-        "num_query_groups": model.num_key_value_heads, "normalization": norm,
+        "mcore_gpt": True,
+        "transformer_engine": True,
+        "megatron_amp_O2": True,
+        "rampup_batch_size": None,
+        "num_query_groups": model.num_key_value_heads,
+        "normalization": norm,
         "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", VOCAB_MULTIPLE),
-        "activation": "fast-swiglu" if model.gated_mlp else "gelu", "use_flash_attention": run.attention == "flash",
+        "activation": "fast-swiglu" if model.gated_mlp else "gelu",
+        "use_flash_attention": run.attention == "flash",
         "activations_checkpoint_granularity": flags.get("recompute-granularity"),
-        "cpu_offloading": "cpu-offloading-num-layers" in flags, "fp8": run.precision == "fp8",
-        "fp8_hybrid": run.precision == "fp8", "reduce_amax": run.fp8_amax_reduction != "none",
-        "ub_tp_comm_overlap": run.tp_comm_overlap, "overlap_p2p_comm": run.p2p_overlap if run.pp > 1 and run.vpp > 1 else True,
+        "cpu_offloading": "cpu-offloading-num-layers" in flags,
+        "fp8": run.precision == "fp8",
+        "fp8_hybrid": run.precision == "fp8",
+        "reduce_amax": run.fp8_amax_reduction != "none",
+        "ub_tp_comm_overlap": run.tp_comm_overlap,
+        "overlap_p2p_comm": run.p2p_overlap if run.pp > 1 and run.vpp > 1 else True,
         "optim": {
-            "name": "distributed_fused_adam" if run.zero else "fused_adam", "grad_sync_dtype": run.grad_dtype,
-            "overlap_grad_sync": run.overlap_grad_reduce, "overlap_param_sync": run.overlap_param_gather and run.zero > 0,
+            "name": "distributed_fused_adam" if run.zero else "fused_adam",
+            "grad_sync_dtype": run.grad_dtype,
+            "overlap_grad_sync": run.overlap_grad_reduce,
+            "overlap_param_sync": run.overlap_param_gather and run.zero > 0,
         },
-    }  # fmt: skip
+    }

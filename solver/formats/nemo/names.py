@@ -13,32 +13,52 @@ from solver.formats.syntax.known_keys import Described, Known, keys
 FRAMEWORK = "nemo-24"
 #: Flag -> key of ``model``, with the same value.
 VALUES: Mapping[str, str] = {
-    "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_hidden_size",
-    "num-attention-heads": "num_attention_heads", "num-query-groups": "num_query_groups", "kv-channels": "kv_channels",
-    "make-vocab-size-divisible-by": "make_vocab_size_divisible_by", "micro-batch-size": "micro_batch_size",
-    "global-batch-size": "global_batch_size", "seq-length": "encoder_seq_length", "attention-dropout": "attention_dropout",
-    "hidden-dropout": "hidden_dropout", "tensor-model-parallel-size": "tensor_model_parallel_size",
-    "pipeline-model-parallel-size": "pipeline_model_parallel_size", "context-parallel-size": "context_parallel_size",
+    "num-layers": "num_layers",
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "ffn_hidden_size",
+    "num-attention-heads": "num_attention_heads",
+    "num-query-groups": "num_query_groups",
+    "kv-channels": "kv_channels",
+    "make-vocab-size-divisible-by": "make_vocab_size_divisible_by",
+    "micro-batch-size": "micro_batch_size",
+    "global-batch-size": "global_batch_size",
+    "seq-length": "encoder_seq_length",
+    "attention-dropout": "attention_dropout",
+    "hidden-dropout": "hidden_dropout",
+    "tensor-model-parallel-size": "tensor_model_parallel_size",
+    "pipeline-model-parallel-size": "pipeline_model_parallel_size",
+    "context-parallel-size": "context_parallel_size",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
-    "position-embedding-type": "position_embedding_type", "recompute-granularity": "activations_checkpoint_granularity",
-    "recompute-method": "activations_checkpoint_method", "recompute-num-layers": "activations_checkpoint_num_layers",
-    "cpu-offloading-num-layers": "cpu_offloading_num_layers", "max-position-embeddings": "max_position_embeddings",
-}  # fmt: skip
+    "position-embedding-type": "position_embedding_type",
+    "recompute-granularity": "activations_checkpoint_granularity",
+    "recompute-method": "activations_checkpoint_method",
+    "recompute-num-layers": "activations_checkpoint_num_layers",
+    "cpu-offloading-num-layers": "cpu_offloading_num_layers",
+    "max-position-embeddings": "max_position_embeddings",
+}
 #: Switch -> key of ``model`` that is true with it.
 SWITCHES: Mapping[str, str] = {
-    "sequence-parallel": "sequence_parallel", "deterministic-mode": "deterministic_mode",
-    "cross-entropy-loss-fusion": "cross_entropy_loss_fusion", "fp8-param-gather": "fp8_params",
-}  # fmt: skip
+    "sequence-parallel": "sequence_parallel",
+    "deterministic-mode": "deterministic_mode",
+    "cross-entropy-loss-fusion": "cross_entropy_loss_fusion",
+    "fp8-param-gather": "fp8_params",
+}
 #: Switch -> key of ``model`` that is false with it, and true unless stated.
 INVERTED: Mapping[str, str] = {
-    "disable-bias-linear": "bias", "untie-embeddings-and-output-weights": "share_embeddings_and_output_weights",
+    "disable-bias-linear": "bias",
+    "untie-embeddings-and-output-weights": "share_embeddings_and_output_weights",
     "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
-}  # fmt: skip
+}
 NORMS: Mapping[str, str] = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
 ACTIVATIONS: Mapping[str, bool] = {"fast-swiglu": True, "swiglu": True, "gelu": False, "fast-geglu": True, "geglu": True}
 PRECISIONS: Mapping[str, str] = {
-    "bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32", "32-true": "fp32",
-}  # fmt: skip
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "32": "fp32",
+    "32-true": "fp32",
+}
 #: Whether an optimizer shards its states over the data-parallel ranks.
 MCORE = "mcore_distributed_optim"
 OPTIMIZERS: Mapping[str, bool] = {"distributed_fused_adam": True, MCORE: True, "fused_adam": False}

@@ -29,34 +29,54 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     zero_bubble = run.schedule in names.ZERO_BUBBLE
     turbo = run.moe_dispatcher == "deepep"
     megatron = run.replace(
-        framework=FRAMEWORK, recompute_stage_layers="", schedule="1f1b" if run.vpp == 1 else "interleaved",
+        framework=FRAMEWORK,
+        recompute_stage_layers="",
+        schedule="1f1b" if run.vpp == 1 else "interleaved",
         moe_dispatcher="alltoall" if turbo else run.moe_dispatcher,
-    )  # fmt: skip
+    )
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
-    overrides: Values = {_PYTHON.get(flag, flag.replace("-", "_")): value for flag, value in flags.items()
-                         if flag not in INVERTED.values()}  # fmt: skip
+    overrides: Values = {
+        _PYTHON.get(flag, flag.replace("-", "_")): value for flag, value in flags.items() if flag not in INVERTED.values()
+    }
     overrides |= {key: False for key in names.BASE if key not in overrides and isinstance(names.BASE[key], bool)}
     overrides |= {key: flag not in flags for key, flag in INVERTED.items() if flag in flags or key in names.BASE}
     del overrides["lr"]  # as its pre_trainer.yaml has it
     if zero_bubble:
         _, v_shaped, memory = names.ZERO_BUBBLE[run.schedule]
-        overrides |= {"patch_zero_bubble": True, "zero_bubble_v_schedule": v_shaped, "zero_bubble_v_schedule_mem_setup": memory,
-                      "no_persist_layer_norm": True, "create_attention_mask_in_dataloader": False}  # fmt: skip
+        overrides |= {
+            "patch_zero_bubble": True,
+            "zero_bubble_v_schedule": v_shaped,
+            "zero_bubble_v_schedule_mem_setup": memory,
+            "no_persist_layer_norm": True,
+            "create_attention_mask_in_dataloader": False,
+        }
     if turbo:
         overrides |= {"enable_primus_turbo": True, "use_turbo_deepep": True}
     if run.recompute_stage_layers:
         overrides |= {"recompute_method": None, "recompute_num_layers": None, "recompute_layer_ids": _layer_ids(run)}
-    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "model": f"{names.WITHOUT_MODEL}.yaml",
-               "overrides": overrides}  # fmt: skip
+    trainer = {
+        "framework": "megatron",
+        "config": "pre_trainer.yaml",
+        "model": f"{names.WITHOUT_MODEL}.yaml",
+        "overrides": overrides,
+    }
     sections = {
-        "work_group": "${PRIMUS_TEAM:amd}", "user_name": "${PRIMUS_USER:root}", "exp_name": name,
-        "workspace": "${PRIMUS_WORKSPACE:./output}", "modules": {"pre_trainer": trainer},
-    }  # fmt: skip
+        "work_group": "${PRIMUS_TEAM:amd}",
+        "user_name": "${PRIMUS_USER:root}",
+        "exp_name": name,
+        "workspace": "${PRIMUS_WORKSPACE:./output}",
+        "modules": {"pre_trainer": trainer},
+    }
     nodes, each = nodes_of(run, gpus_per_node)
     how = "direct" if nodes == 1 else f"slurm srun -N {nodes}"
     comments = [f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name."]
-    script = ["#!/bin/sh", f"# {comments[0]}", f"export NNODES={nodes} GPUS_PER_NODE={each}",
-              f"primus-cli {how} -- train pretrain --config {shlex.quote(name)}.yaml", ""]  # fmt: skip
+    script = [
+        "#!/bin/sh",
+        f"# {comments[0]}",
+        f"export NNODES={nodes} GPUS_PER_NODE={each}",
+        f"primus-cli {how} -- train pretrain --config {shlex.quote(name)}.yaml",
+        "",
+    ]
     return {f"{name}.yaml": write_yaml(sections, comments), f"{name}.sh": "\n".join(script)}
 
 

@@ -85,9 +85,14 @@ def _begin_braces(state: State, _: str, tokens: Sequence[str], at: int) -> int:
 
 
 _OPENING = {
-    "if": _begin_if, "elif": _begin_if, "while": _begin_while, "until": _begin_while,
-    "for": _begin_for, "case": _begin_case, "{": _begin_braces,
-}  # fmt: skip
+    "if": _begin_if,
+    "elif": _begin_if,
+    "while": _begin_while,
+    "until": _begin_while,
+    "for": _begin_for,
+    "case": _begin_case,
+    "{": _begin_braces,
+}
 
 
 def pass_bracket(state: State, token: str, starts: bool) -> None:

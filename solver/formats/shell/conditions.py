@@ -90,8 +90,14 @@ def _test(state: State, tokens: Sequence[str], used: set[str], patterns: bool) -
         return (fnmatchcase(left, right) if patterns else left == right) == (how != "!=")
     if how == "=~" and patterns:
         return bool(re.search(right, left)) if _PLAIN_REGULAR.fullmatch(right) else None
-    compare = {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
-               "-le": operator.le}.get(how)  # fmt: skip
+    compare = {
+        "-eq": operator.eq,
+        "-ne": operator.ne,
+        "-gt": operator.gt,
+        "-ge": operator.ge,
+        "-lt": operator.lt,
+        "-le": operator.le,
+    }.get(how)
     if compare is None or not all(re.fullmatch(r"-?\d{1,18}", word) for word in (left, right)):
         return None
     return bool(compare(int(left), int(right)))

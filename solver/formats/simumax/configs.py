@@ -110,11 +110,14 @@ def check_value(where: str, value: Any, field: Field) -> None:
         return
     whole = isinstance(value, int) and not isinstance(value, bool)
     good = {
-        "size": whole and 1 <= value < 1 << 40, "count": whole and 0 <= value < 1 << 40, "flag": isinstance(value, bool),
+        "size": whole and 1 <= value < 1 << 40,
+        "count": whole and 0 <= value < 1 << 40,
+        "flag": isinstance(value, bool),
         "number": isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12,
-        "text": isinstance(value, str), "object": isinstance(value, Mapping),
+        "text": isinstance(value, str),
+        "object": isinstance(value, Mapping),
         "texts": isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
-    }  # fmt: skip
+    }
     if not good[field.kind]:
         raise InputError(f"{where} is {shown(value)}; it must be {KINDS[field.kind]}")
     if field.only and value not in field.only:

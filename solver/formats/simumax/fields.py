@@ -27,9 +27,14 @@ class Field:
 
 #: Kind of a value -> how messages name it.
 KINDS = {
-    "size": "a whole number of at least 1", "count": "a whole number of at least 0", "flag": "true or false",
-    "number": "a number", "text": "a text", "texts": "a list of texts", "object": "an object",
-}  # fmt: skip
+    "size": "a whole number of at least 1",
+    "count": "a whole number of at least 0",
+    "flag": "true or false",
+    "number": "a number",
+    "text": "a text",
+    "texts": "a list of texts",
+    "object": "an object",
+}
 
 _SIZE, _NONE, _OFF, _ON = Field("size"), Field("count", 0), Field("flag", False), Field("flag", True)
 _NET = Field("text", "auto", LISTED, ("auto",), "the links of a group follow from where its ranks are")
@@ -83,8 +88,12 @@ STRATEGY: Mapping[str, Field] = {
     "pp_size": Field("size", 1),
     "ep_size": Field("size", 1),
     "etp_size": Field("size", 1),
-    "cp_comm_type": Field("text", "a2a", only=("a2a", "p2p", "ring", "all_gather", "allgather"),
-                          why="a hierarchical exchange needs two sizes, which the file does not state"),
+    "cp_comm_type": Field(
+        "text",
+        "a2a",
+        only=("a2a", "p2p", "ring", "all_gather", "allgather"),
+        why="a hierarchical exchange needs two sizes, which the file does not state",
+    ),
     "cp_a2a_mode": Field("text", "async_cp", LISTED, ("async_cp", "sync_cp"), "exchanges of heads are priced in full"),
     "order_of_paralielism": Field("text", "tp-cp-ep-dp-pp", LISTED, ("tp-cp-ep-dp-pp",), "ranks are numbered in this order"),
     "moe_dispatcher_policy": Field("text", "all2all", only=("all2all", "all2all-seq"), why="SimuMax has no other"),
@@ -108,8 +117,12 @@ STRATEGY: Mapping[str, Field] = {
     "use_accm_weight": _ON,
     "use_fused_grad_accumulation": _ON,
     "enable_recompute": _ON,
-    "recompute_granularity": Field("text", None, only=("full_block", "attn_only", "mlp_only", "sdp_only",
-                                                       "selective_recompute"), why="SimuMax has no other"),
+    "recompute_granularity": Field(
+        "text",
+        None,
+        only=("full_block", "attn_only", "mlp_only", "sdp_only", "selective_recompute"),
+        why="SimuMax has no other",
+    ),
     "recompute_layer_num": _NONE,
     "attn_recompute": _OFF,
     "mla_rms_recompute": _OFF,
@@ -125,14 +138,16 @@ STRATEGY: Mapping[str, Field] = {
     "cross_entropy_loss_fusion": _OFF,
     "overlap_grad_reduce": _OFF,
     "te_version": Field("text"),
-    **dict.fromkeys(("te_dummy_wgrad_min_version", "te_cp_a2a_save_pre_posta2a_min_version",
-                     "te_grouped_linear_dummy_wgrad_min_version"), _RELEASE),
+    **dict.fromkeys(
+        ("te_dummy_wgrad_min_version", "te_cp_a2a_save_pre_posta2a_min_version", "te_grouped_linear_dummy_wgrad_min_version"),
+        _RELEASE,
+    ),
     **dict.fromkeys(("tp_net", "cp_net", "pp_net", "dp_net", "ep_net", "etp_net", "edp_net"), _NET),
     "dispatch_probs": _listed("flag", False, "experts' activations take in the probabilities, as since Megatron-Core 0.13"),
     "mem_factor": Field("number", 0.94),
     "no_sync": Field("flag", True, LISTED, (True,), "gradients are reduced once a step"),
     "skip_ckpt_micro_batch_num": Field("count", 0, LISTED, (0,), "every micro batch recomputes as much"),
-}  # fmt: skip
+}
 
 SYSTEM: Mapping[str, Field] = {
     "sys_name": Field("text", "system"),

@@ -51,8 +51,9 @@ def read_strategy(source: Source) -> FileRun:
 def _experts_of(model: ModelSpec) -> ModelConfig:
     """Return what of SimuMax's model file a strategy depends on, for a model that is described otherwise."""
     kind = "mla" if model.has_latent_attention else "gqa"
-    return ModelConfig(model_name=model.name, attention_type=kind, expert_num=max(model.num_experts, 1),
-                       moe_pad_expert_input_to_capacity=False)  # fmt: skip
+    return ModelConfig(
+        model_name=model.name, attention_type=kind, expert_num=max(model.num_experts, 1), moe_pad_expert_input_to_capacity=False
+    )
 
 
 def simumax_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
@@ -69,22 +70,37 @@ def _strategy(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     if run.cp > 1 and run.cp_comm not in _CONTEXT:
         raise InputError(f"cp_comm {run.cp_comm}: SimuMax's files do not state the sizes of its groups")
     values: dict[str, Any] = {
-        "seq_len": run.seq_len, "micro_batch_size": run.micro_batch_size, "micro_batch_num": run.num_micro_batches,
-        "dtype": "bf16" if run.precision == "fp8" else run.precision, "fp8": run.precision == "fp8",
-        "world_size": run.world_size, "tp_size": run.tp, "cp_size": run.cp, "pp_size": run.pp, "ep_size": run.ep,
-        "etp_size": run.etp, "interleaving_size": run.vpp, "zero_state": run.zero,
-        "enable_sequence_parallel": run.tp_mode == "msp", "enable_dropout": run.dropout is True,
+        "seq_len": run.seq_len,
+        "micro_batch_size": run.micro_batch_size,
+        "micro_batch_num": run.num_micro_batches,
+        "dtype": "bf16" if run.precision == "fp8" else run.precision,
+        "fp8": run.precision == "fp8",
+        "world_size": run.world_size,
+        "tp_size": run.tp,
+        "cp_size": run.cp,
+        "pp_size": run.pp,
+        "ep_size": run.ep,
+        "etp_size": run.etp,
+        "interleaving_size": run.vpp,
+        "zero_state": run.zero,
+        "enable_sequence_parallel": run.tp_mode == "msp",
+        "enable_dropout": run.dropout is True,
         "num_layers_in_first_pipeline_stage": run.num_layers_in_first_pipeline_stage or None,
         "num_layers_in_last_pipeline_stage": run.num_layers_in_last_pipeline_stage or None,
         "account_for_embedding_in_pipeline_split": run.account_for_embedding_in_pipeline_split,
         "account_for_loss_in_pipeline_split": run.account_for_loss_in_pipeline_split,
-        "use_fused_norm": run.fused_norm, "use_flash_sdp": run.attention == "flash", "use_math_sdp": run.attention != "flash",
-        "use_fp32_accum_grad": run.grad_dtype == "fp32", "grad_reduce_in_bf16": False,
+        "use_fused_norm": run.fused_norm,
+        "use_flash_sdp": run.attention == "flash",
+        "use_math_sdp": run.attention != "flash",
+        "use_fp32_accum_grad": run.grad_dtype == "fp32",
+        "grad_reduce_in_bf16": False,
         "use_fused_grad_accumulation": run.gradient_accumulation_fusion is not False,
         "te_version": ORIGINALS if memory.original_inputs else KEEPING if memory.dummy_gradients else None,
-        "cross_entropy_loss_fusion": run.cross_entropy_fusion, "overlap_grad_reduce": run.overlap_grad_reduce,
-        "pp_comm_async": run.p2p_overlap, **_recomputation(model, run),
-    }  # fmt: skip
+        "cross_entropy_loss_fusion": run.cross_entropy_fusion,
+        "overlap_grad_reduce": run.overlap_grad_reduce,
+        "pp_comm_async": run.p2p_overlap,
+        **_recomputation(model, run),
+    }
     if run.cp > 1:
         values["cp_comm_type"] = _CONTEXT[run.cp_comm]
     return {key: value for key, value in values.items() if value is not None}
@@ -98,28 +114,46 @@ def _recomputation(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     if run.recompute == "full":
         return level | {"recompute_granularity": "full_block"}
     modules = list(run.modules_recomputed)
-    return level | {"recompute_granularity": "selective_recompute", "megatron_recompute": True,
-                    "megatron_recompute_modules": modules}  # fmt: skip
+    return level | {
+        "recompute_granularity": "selective_recompute",
+        "megatron_recompute": True,
+        "megatron_recompute_modules": modules,
+    }
 
 
 def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     latent, experts = model.has_latent_attention, model.is_mixture_of_experts
     values: dict[str, Any] = {
-        "model_type": "moe" if experts else "dense", "model_name": model.name, "hidden_size": model.hidden_size,
-        "head_num": model.num_attention_heads, "kv_head_num": model.num_key_value_heads, "head_size": model.head_dim,
-        "intermediate_size": model.intermediate_size, "layer_num": model.num_hidden_layers, "vocab_size": model.vocab_size,
-        "use_swiglu": model.gated_mlp, "attention_type": "mla" if latent else "gqa",
-    }  # fmt: skip
+        "model_type": "moe" if experts else "dense",
+        "model_name": model.name,
+        "hidden_size": model.hidden_size,
+        "head_num": model.num_attention_heads,
+        "kv_head_num": model.num_key_value_heads,
+        "head_size": model.head_dim,
+        "intermediate_size": model.intermediate_size,
+        "layer_num": model.num_hidden_layers,
+        "vocab_size": model.vocab_size,
+        "use_swiglu": model.gated_mlp,
+        "attention_type": "mla" if latent else "gqa",
+    }
     if latent:
-        values |= {"q_lora_rank": model.q_lora_rank, "kv_lora_rank": model.kv_lora_rank, "qk_head_dim": model.qk_nope_head_dim,
-                   "qk_pos_emb_head_dim": model.qk_rope_head_dim, "v_head_dim": model.v_head_dim}  # fmt: skip
+        values |= {
+            "q_lora_rank": model.q_lora_rank,
+            "kv_lora_rank": model.kv_lora_rank,
+            "qk_head_dim": model.qk_nope_head_dim,
+            "qk_pos_emb_head_dim": model.qk_rope_head_dim,
+            "v_head_dim": model.v_head_dim,
+        }
     if experts:
         capacity = run.moe_capacity_factor
         values |= {
-            "expert_num": model.num_experts, "topk": model.num_experts_per_tok, "dense_layers": model.first_k_dense_replace,
+            "expert_num": model.num_experts,
+            "topk": model.num_experts_per_tok,
+            "dense_layers": model.first_k_dense_replace,
             "moe_ffn_hidden_size": model.moe_intermediate_size,
             "moe_shared_expert_intermediate_size": model.shared_expert_intermediate_size,
-            "capacity": capacity or 1, "moe_pad_expert_input_to_capacity": capacity > 0,
+            "capacity": capacity or 1,
+            "moe_pad_expert_input_to_capacity": capacity > 0,
             "group_linear_mode": "parallel" if run.moe_grouped_gemm else "sequential",
-        }  # fmt: skip
+        }
     return values

@@ -11,18 +11,27 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_from_keys import model_from_keys
 
 _NAMES = {
-    "hidden_size": "hidden_size", "layer_num": "num_hidden_layers", "head_num": "num_attention_heads",
-    "kv_head_num": "num_key_value_heads", "head_size": "head_dim", "intermediate_size": "intermediate_size",
+    "hidden_size": "hidden_size",
+    "layer_num": "num_hidden_layers",
+    "head_num": "num_attention_heads",
+    "kv_head_num": "num_key_value_heads",
+    "head_size": "head_dim",
+    "intermediate_size": "intermediate_size",
     "use_swiglu": "gated_mlp",
-}  # fmt: skip
+}
 _OF_EXPERTS = {
-    "expert_num": "num_experts", "topk": "num_experts_per_tok", "dense_layers": "first_k_dense_replace",
+    "expert_num": "num_experts",
+    "topk": "num_experts_per_tok",
+    "dense_layers": "first_k_dense_replace",
     "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
-}  # fmt: skip
+}
 _LATENT = {
-    "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_head_dim": "qk_nope_head_dim",
-    "qk_pos_emb_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
-}  # fmt: skip
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
 _NEEDED = ("hidden_size", "head_num", "layer_num", "vocab_size", "intermediate_size")
 
 

@@ -15,15 +15,25 @@ FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core-0.12", "megatron-bridge-25"
 KEEPING, FREEING = "2.3.0", "2.2"  #: the first Transformer Engine that keeps dummy gradients, and the last that does not
 ORIGINALS = "2.6.0"  #: the first with save_original_input
 _SIZES = {
-    "seq_len": "seq_len", "world_size": "world_size", "tp_size": "tp", "cp_size": "cp", "pp_size": "pp",
-    "micro_batch_size": "micro_batch_size", "micro_batch_num": "num_micro_batches", "interleaving_size": "vpp",
-    "zero_state": "zero", "num_layers_in_first_pipeline_stage": "num_layers_in_first_pipeline_stage",
+    "seq_len": "seq_len",
+    "world_size": "world_size",
+    "tp_size": "tp",
+    "cp_size": "cp",
+    "pp_size": "pp",
+    "micro_batch_size": "micro_batch_size",
+    "micro_batch_num": "num_micro_batches",
+    "interleaving_size": "vpp",
+    "zero_state": "zero",
+    "num_layers_in_first_pipeline_stage": "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage": "num_layers_in_last_pipeline_stage",
     "account_for_embedding_in_pipeline_split": "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split": "account_for_loss_in_pipeline_split", "use_fused_norm": "fused_norm",
-    "enable_dropout": "dropout", "pp_comm_async": "p2p_overlap", "overlap_grad_reduce": "overlap_grad_reduce",
+    "account_for_loss_in_pipeline_split": "account_for_loss_in_pipeline_split",
+    "use_fused_norm": "fused_norm",
+    "enable_dropout": "dropout",
+    "pp_comm_async": "p2p_overlap",
+    "overlap_grad_reduce": "overlap_grad_reduce",
     "cross_entropy_loss_fusion": "cross_entropy_fusion",
-}  # fmt: skip
+}
 _CONTEXT = {"a2a": "a2a", "p2p": "ring", "ring": "ring", "all_gather": "allgather", "allgather": "allgather"}
 
 

@@ -33,15 +33,20 @@ _RESHARD = ("default", "always", "never")
 _RECIPES = ("tensorwise",)
 _BACKENDS = {"standard": "alltoall", "deepep": "deepep"}
 #: Linears of a layer that are quantised, and torchtitan's word for skipping those that are too small for it.
-_LINEARS = (*(f"layers.0.attention.{name}" for name in ("wq", "wk", "wv", "wo")),
-            *(f"layers.0.feed_forward.{name}" for name in ("w1", "w2", "w3")))  # fmt: skip
+_LINEARS = (
+    *(f"layers.0.attention.{name}" for name in ("wq", "wk", "wv", "wo")),
+    *(f"layers.0.feed_forward.{name}" for name in ("w1", "w2", "w3")),
+)
 _BY_SIZE = "auto_filter_small_kn"
 #: Tables and keys that no release before 0.2 has.
 _SINCE_2025_10 = ("compile", "quantize", "debug")
 _KEYS_SINCE_2025_10 = (
-    "module_fqns_per_model_part", "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-    "expert_tensor_parallel_degree", "expert_parallel_comm_backend",
-)  # fmt: skip
+    "module_fqns_per_model_part",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "expert_tensor_parallel_degree",
+    "expert_parallel_comm_backend",
+)
 
 
 def read_torchtitan(source: Source) -> FileRun:
@@ -157,11 +162,16 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
     pipeline, sizes = file.section(release.pipeline), _sizes(file, release, world)
     rotates = pipeline.choice("context_parallel_rotate_method", ROTATES, "allgather")
     found: dict[str, Any] = {
-        **framework_of(release.framework).flags, **attention_of(framework_of(release.framework), model),
-        "framework": release.framework, "seq_len": file.section("training").whole("seq_len", 2048),
-        "tp": sizes.tp, "tp_mode": "msp" if sizes.tp > 1 else "mtp", "cp": sizes.cp, "cp_comm": ROTATES[rotates],
+        **framework_of(release.framework).flags,
+        **attention_of(framework_of(release.framework), model),
+        "framework": release.framework,
+        "seq_len": file.section("training").whole("seq_len", 2048),
+        "tp": sizes.tp,
+        "tp_mode": "msp" if sizes.tp > 1 else "mtp",
+        "cp": sizes.cp,
+        "cp_comm": ROTATES[rotates],
         "tp_comm_overlap": pipeline.flag("enable_async_tensor_parallel", False),
-    }  # fmt: skip
+    }
     if sizes.dp:
         found |= {"dp": sizes.dp, "world_size": sizes.dp * sizes.tp * sizes.cp * sizes.pp}
     divided = listed_stages if release.year >= 2026 else stages_at_points

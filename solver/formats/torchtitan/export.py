@@ -77,20 +77,36 @@ def _ranks(run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:
     shard = max(run.zero_shard_size // run.cp, 1) if run.zero else 1
     theirs = {ours: word for word, ours in ROTATES.items()}
     found: list[tuple[str, dict[str, Any]]] = [
-        (release.ranks, {
-            "data_parallel_replicate_degree": run.dp // shard, "data_parallel_shard_degree": shard,
-            "tensor_parallel_degree": run.tp,
-        }),
-        (release.pipeline, {
-            "enable_async_tensor_parallel": run.tp_comm_overlap, "pipeline_parallel_degree": run.pp,
-            "context_parallel_degree": run.cp,
-            "context_parallel_rotate_method": theirs[run.cp_comm] if run.cp > 1 else None,
-        }),
-    ]  # fmt: skip
+        (
+            release.ranks,
+            {
+                "data_parallel_replicate_degree": run.dp // shard,
+                "data_parallel_shard_degree": shard,
+                "tensor_parallel_degree": run.tp,
+            },
+        ),
+        (
+            release.pipeline,
+            {
+                "enable_async_tensor_parallel": run.tp_comm_overlap,
+                "pipeline_parallel_degree": run.pp,
+                "context_parallel_degree": run.cp,
+                "context_parallel_rotate_method": theirs[run.cp_comm] if run.cp > 1 else None,
+            },
+        ),
+    ]
     if run.ep > 1:
         backend = "deepep" if run.moe_dispatcher == "deepep" else "standard"
-        found.append((release.ranks, {"expert_parallel_degree": run.ep, "expert_tensor_parallel_degree": run.etp,
-                                      "expert_parallel_comm_backend": backend}))  # fmt: skip
+        found.append(
+            (
+                release.ranks,
+                {
+                    "expert_parallel_degree": run.ep,
+                    "expert_tensor_parallel_degree": run.etp,
+                    "expert_parallel_comm_backend": backend,
+                },
+            )
+        )
     if release.year >= 2025:
         again = {3: "always" if run.pp > 1 else "default", 2: "default" if run.pp > 1 else "never"}.get(run.zero, "default")
         found.append((release.ranks, {"fsdp_reshard_after_forward": again}))
@@ -120,10 +136,12 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
     piped = run.pp > 1
     local = run.micro_batch_size * (run.num_micro_batches if piped else 1)
     training: dict[str, Any] = {
-        "seq_len": run.seq_len, release.batch: local,
+        "seq_len": run.seq_len,
+        release.batch: local,
         "global_batch_size": run.global_batch_sequences if newer else None,
-        "mixed_precision_param": dtype, "mixed_precision_reduce": "float32",
-    }  # fmt: skip
+        "mixed_precision_param": dtype,
+        "mixed_precision_reduce": "float32",
+    }
     found: list[tuple[str, dict[str, Any]]] = [("training", training)]
     if release.year >= 2026:
         found += [("compile", _compile(run)), ("debug", _debug(run))]
@@ -133,12 +151,20 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
         schedule = "interleaved" if run.schedule == "1f1b" and run.vpp > 1 else run.schedule
         if schedule not in release.schedules:
             raise InputError(f"schedule {schedule}: torchtitan has {', '.join(release.schedules)}")
-        found.append((release.pipeline, {
-            "pipeline_parallel_schedule": release.schedules[schedule],
-            **_stages(model, run, release),
-            **({"pipeline_parallel_microbatch_size": run.micro_batch_size} if newer
-               else {"pipeline_parallel_microbatches": run.num_micro_batches}),
-        }))  # fmt: skip
+        found.append(
+            (
+                release.pipeline,
+                {
+                    "pipeline_parallel_schedule": release.schedules[schedule],
+                    **_stages(model, run, release),
+                    **(
+                        {"pipeline_parallel_microbatch_size": run.micro_batch_size}
+                        if newer
+                        else {"pipeline_parallel_microbatches": run.num_micro_batches}
+                    ),
+                },
+            )
+        )
     quantised = {ours: theirs for theirs, ours in release.converters.items()}.get(run.precision)
     if newer:
         if quantised:  # its settings stand in a table of its name

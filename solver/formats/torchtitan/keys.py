@@ -81,7 +81,12 @@ R2025 = Release(
     batch="local_batch_size",
     known=keys(
         "",
-        job=_JOB, profiling=_PROFILING, metrics=_METRICS, checkpoint=_CHECKPOINT, comm=_COMM, memory_estimation=_ESTIMATION,
+        job=_JOB,
+        profiling=_PROFILING,
+        metrics=_METRICS,
+        checkpoint=_CHECKPOINT,
+        comm=_COMM,
+        memory_estimation=_ESTIMATION,
         model=keys("name flavor tokenizer_path hf_assets_path converters print_after_conversion"),
         optimizer=keys("name lr beta1 beta2 eps weight_decay implementation early_step_in_backward"),
         lr_scheduler=keys("warmup_steps decay_ratio decay_type lr_min min_lr_factor"),
@@ -120,7 +125,7 @@ R2025 = Release(
     },
     flavors=_LLAMA3,
     schedules=_SCHEDULES,
-)  # fmt: skip
+)
 
 R2024 = Release(
     framework="torchtitan-2024-12",
@@ -130,7 +135,12 @@ R2024 = Release(
     batch="batch_size",
     known=keys(
         "",
-        job=_JOB, profiling=_PROFILING, metrics=_METRICS, checkpoint=_CHECKPOINT, comm=_COMM, memory_estimation=_ESTIMATION,
+        job=_JOB,
+        profiling=_PROFILING,
+        metrics=_METRICS,
+        checkpoint=_CHECKPOINT,
+        comm=_COMM,
+        memory_estimation=_ESTIMATION,
         model=keys("name flavor norm_type tokenizer_path"),
         optimizer=keys("name lr fused"),
         training=keys(f"{_TRAINING} {_RANKS} batch_size warmup_steps enable_loss_parallel deterministic"),
@@ -155,7 +165,7 @@ R2024 = Release(
     year=2024,
     flavors=_LLAMA3 | {("llama2", size): f"llama2_{size.lower()}" for size in ("7B", "13B", "70B")},
     schedules=_SCHEDULES,
-)  # fmt: skip
+)
 
 HEAD_APART = {"filter_fqns": ["output"]}  #: the head stays in 16 bits
 _QWEN3 = {
@@ -171,8 +181,9 @@ _GPT_OSS = {("gpt_oss", size): f"gpt_oss_{size}" for size in ("20b", "120b")}
 #: Of models/llama4/__init__.py: with chunks and layers without rotary embedding (irope), and without.
 _LLAMA4 = {
     ("llama4", f"{size}{kind}"): name
-    for size, name in {"17bx16e": "llama4_scout", "17bx128e": "llama4_maverick"}.items() for kind in ("", "_irope")
-}  # fmt: skip
+    for size, name in {"17bx16e": "llama4_scout", "17bx128e": "llama4_maverick"}.items()
+    for kind in ("", "_irope")
+}
 #: Endings of flavors, or names of models, that have torch's FlexAttention.
 FLEX_FLAVORS = ("_flex", "_irope")
 _FLEX_MODELS = ("deepseek_v3", "gpt_oss")
@@ -216,14 +227,20 @@ R2026 = Release(
         ),
         "compile": keys("enable components backend"),
         "quantize": keys(
-            "", linear=_LINEAR, grouped_mm={"float8": keys("fqns"), "mx": keys("recipe_name fqns")},
+            "",
+            linear=_LINEAR,
+            grouped_mm={"float8": keys("fqns"), "mx": keys("recipe_name fqns")},
         ),
         "debug": keys("seed deterministic deterministic_warn_only moe_force_load_balance print_config save_config_file"),
         "comm": {**_COMM, **keys("save_traces_file_prefix mode")},
     },
     described={
-        **{key: rule for key, rule in R2025.described.items() if key.split(".")[0] not in ("mx", "float8")
-           and key not in ("parallelism.expert_parallel_degree", "parallelism.enable_compiled_autograd")},
+        **{
+            key: rule
+            for key, rule in R2025.described.items()
+            if key.split(".")[0] not in ("mx", "float8")
+            and key not in ("parallelism.expert_parallel_degree", "parallelism.enable_compiled_autograd")
+        },
         "training.dtype": (("float32",), "weights and optimizer states in 16 bits"),
         "parallelism.context_parallel_load_balancer": (("headtail",), "another order of the sequence"),
         "parallelism.expert_tensor_parallel_degree": ((1,), "tensor parallelism within experts under torchtitan"),
@@ -231,15 +248,20 @@ R2026 = Release(
         "quantize.linear.float8.emulate": (_OFF, "emulated fp8"),
         "quantize.linear.mx.recipe_name": (("mxfp8_cublas",), "another recipe"),
         "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": (
-            ([], ["moe.router.gate"]), "recomputation of GEMMs by their shapes"
+            ([], ["moe.router.gate"]),
+            "recomputation of GEMMs by their shapes",
         ),
         "compile.backend": (("inductor",), "another compiler"),
     },
-    flavors=_LLAMA3 | _QWEN3 | _DEEPSEEK | _GPT_OSS | _LLAMA4
+    flavors=_LLAMA3
+    | _QWEN3
+    | _DEEPSEEK
+    | _GPT_OSS
+    | _LLAMA4
     | {("llama3", f"8B_{kind}"): "llama3_8b" for kind in ("flex", "varlen")},
     schedules=_SCHEDULES,
     year=2026,
     converters={"quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"},
-)  # fmt: skip
+)
 
 RELEASES = (R2026, R2025, R2024)

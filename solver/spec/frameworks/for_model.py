@@ -21,8 +21,17 @@ def _of_hybrids(name: str) -> Framework:
     framework = framework_of(name)
     can = framework.can_run
     narrowed = replace(
-        can, schedules=("1f1b",), uneven_stages=False, counts_embedding_and_loss=False, pipeline_layout=False, cp_comms=(),
-        recompute=tuple(level for level in can.recompute if level != "full"), recompute_shares=(), recomputes_by_stage=False,
-        overlaps_exchange=False, cuda_graph_modules=(), offloads=tuple(part for part in can.offloads if part == "optimizer"),
-    )  # fmt: skip
+        can,
+        schedules=("1f1b",),
+        uneven_stages=False,
+        counts_embedding_and_loss=False,
+        pipeline_layout=False,
+        cp_comms=(),
+        recompute=tuple(level for level in can.recompute if level != "full"),
+        recompute_shares=(),
+        recomputes_by_stage=False,
+        overlaps_exchange=False,
+        cuda_graph_modules=(),
+        offloads=tuple(part for part in can.offloads if part == "optimizer"),
+    )
     return replace(framework, can_run=narrowed)

@@ -23,9 +23,17 @@ from solver.spec.frameworks import (
 from solver.spec.frameworks.megatron import GENERIC
 
 FRAMEWORKS: tuple[Framework, ...] = (
-    *internevo.FAMILY, *megatron.FAMILY, *nemo.FAMILY, *megatron_forks.FAMILY, *deepspeed.FAMILY, *torchtitan.FAMILY,
-    *pytorch.FAMILY, *llm_foundry.FAMILY, *nanotron.FAMILY, *maxtext.FAMILY,
-)  # fmt: skip
+    *internevo.FAMILY,
+    *megatron.FAMILY,
+    *nemo.FAMILY,
+    *megatron_forks.FAMILY,
+    *deepspeed.FAMILY,
+    *torchtitan.FAMILY,
+    *pytorch.FAMILY,
+    *llm_foundry.FAMILY,
+    *nanotron.FAMILY,
+    *maxtext.FAMILY,
+)
 
 _TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")
 #: After an alias: no further letter of its last word, nor a further digit of its last number.

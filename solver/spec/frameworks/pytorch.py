@@ -69,15 +69,20 @@ PROFILER_TRAIN = DDP.derive(
     family="profiler-train",
     aliases=("profiler.train",),
     can_run={
-        "zero_stages": (0, 1, 2, 3), "tp_modes": (TpMode.MTP, TpMode.MSP), "pipeline": True, "replicated_kv_heads": False,
+        "zero_stages": (0, 1, 2, 3),
+        "tp_modes": (TpMode.MTP, TpMode.MSP),
+        "pipeline": True,
+        "replicated_kv_heads": False,
     },
     data_parallel={"gradient_passes": 0.0},  # it does not clip
     kernels={"flash_attention": 0},  # scaled_dot_product_attention of torch 2.11 runs cuDNN's kernels on Hopper
     memory={
-        "synchronisation_bytes": (0.0, 0.0), "frees_gradients": True, "bucket_views": True,
+        "synchronisation_bytes": (0.0, 0.0),
+        "frees_gradients": True,
+        "bucket_views": True,
         "wide_stream": False,  # profiler/train/model.py casts the embedding's output
     },
-)  # fmt: skip
+)
 
 #: Parameters are views of one buffer, whose gradients autograd joins and FSDP divides before it reduce-scatters them.
 FSDP = Framework(

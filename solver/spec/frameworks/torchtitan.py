@@ -109,7 +109,10 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
     aliases=("torchtitan 0.2", "torchtitan v0.2"),
     flags={"fused_norm": True, "moe_permute_fusion": False},
     can_run={
-        "experts": True, "folds_experts": True, "splits_experts": False, "splits_alone": False,
+        "experts": True,
+        "folds_experts": True,
+        "splits_experts": False,
+        "splits_alone": False,
         "shards_experts_alike": True,  # parallel_dims.py: experts are divided within a group of shards
         "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
         "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
@@ -119,7 +122,8 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "pipeline_layout": True,  # module_fqns_per_model_part
         "compiles_loss_apart": True,  # compile.components
         "counts_embedding_and_loss": True,  # pipeline_parallel_first_stage_less_layers and _last_, 1 by default
-        "uneven_stages": False, "layout_schedules": ("1f1b", "gpipe", "interleaved"),
+        "uneven_stages": False,
+        "layout_schedules": ("1f1b", "gpipe", "interleaved"),
     },
     kernels={
         "flash_attention": 0,  # scaled_dot_product_attention tries cuDNN's first
@@ -133,7 +137,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
     tensor_parallel={"experts_gather": True},
     # activation_checkpoint.early_stop; models/qwen3/infra/parallelize.py lists no all-to-all
     recomputation={"stops_early": False, "keeps_exchange_of_normed": False},
-)  # fmt: skip
+)
 
 #: NVIDIA's trainer on torch: FSDP2 for what is no expert, experts over their own ranks (DeepEP), kernels of Transformer Engine.
 NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
@@ -145,24 +149,36 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     flags={"grad_dtype": "fp32", "fused_norm": True},
     can_run={
         "gathers_fp8_shards": False,  # not read
-        "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": (), "compiles_tp_overlap": False,
+        "tp_modes": (TpMode.MTP, TpMode.MSP),
+        "recompute_shares": (),
+        "compiles_tp_overlap": False,
         "casts_by_shards": False,  # parameters are bf16
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
-        "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
+        "zero_with_pipeline": (0, 2),
+        "experts": True,
+        "folds_experts": True,
+        "splits_experts": False,
         "experts_beside_tp": False,  # components/moe/parallelizer.py (parallelize_model) asserts it
         "linear_attention": True,  # models of transformers, and of its own with flash-linear-attention's kernels
         "adapters": True,  # components/_peft/lora.py
         "soft_caps": FUSED_CAPS,  # models of transformers
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
-        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved", "gpipe"),
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+        "schedules": ("1f1b", "interleaved", "gpipe"),
         "routings": ("random", "consecutive"),  # backend.fake_balanced_gate
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
-    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
-             "routes_consecutive": False,  # FakeBalancedGate
-             "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
-             "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
+    kernels={
+        "fused_elementwise": True,
+        "flash_attention": 0,
+        "fused_qkv": False,
+        "repeats_kv": False,
+        "bias_by_expert": True,
+        "routes_consecutive": False,  # FakeBalancedGate
+        "flex_sinks": True,  # examples/benchmark/configs/gptoss_*.yaml
+        "launch_seconds": ASSUMED_LAUNCH,
+    },  # layers of Transformer Engine
     # components/distributed/optimized_tp_plans.py: each linear is a ColwiseParallel of its own, which all-reduces its input's
     # gradient; under sequence parallelism the norm gathers (SequenceParallelAllGatherActivation)
     tensor_parallel={"shares_input": False, "norm_gathers": True},
@@ -172,11 +188,12 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     data_parallel={"defers_sync": True, "wraps_lone_experts": False, "shard_cast_bytes": 4.0},
     # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
     memory={
-        "weights_as_moments": True, "synchronisation_bytes": (0.0, 0.0),
+        "weights_as_moments": True,
+        "synchronisation_bytes": (0.0, 0.0),
         "drops_logits": False,  # recipes/llm/train_ft.py keeps the model's output
         "held_gradient_bytes": 2,  # FSDP2 casts what it reduced to the parameters' type
     },
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
-)  # fmt: skip
+)
 
 FAMILY = (TORCHTITAN_2026, TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)

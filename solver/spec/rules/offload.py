@@ -43,8 +43,10 @@ def offload_broken(model: ModelSpec, s: Run) -> str:
 def check_host(cluster: Cluster, run: Run) -> None:
     """Raise InputError where a run offloads to a host that the cluster does not describe."""
     moves = run.optimizer_offload_fraction > 0 or run.offload_layers or run.offload_modules
-    needs = [("host_link_gb_s", cluster.host_link, moves),
-             ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction)]  # fmt: skip
+    needs = [
+        ("host_link_gb_s", cluster.host_link, moves),
+        ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction),
+    ]
     for key, stated, used in needs:
         if used and not stated:
             raise InputError(

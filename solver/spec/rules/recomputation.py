@@ -24,9 +24,12 @@ def modules_of(framework: Framework, model: ModelSpec) -> tuple[str, ...]:
     experts, shared = model.is_mixture_of_experts, model.shared_expert_intermediate_size > 0
     missing = {
         "layernorm": not norms_apart(framework, model, experts),
-        "mla_up_proj": not model.has_latent_attention, "mlp": not dense_layers(model), "moe_act": not experts,
-        "moe": not experts, "shared_experts": not (experts and shared),
-    }  # fmt: skip
+        "mla_up_proj": not model.has_latent_attention,
+        "mlp": not dense_layers(model),
+        "moe_act": not experts,
+        "moe": not experts,
+        "shared_experts": not (experts and shared),
+    }
     return tuple(module for module in RECOMPUTE_MODULES if not missing.get(module))
 
 

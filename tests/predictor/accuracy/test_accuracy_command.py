@@ -255,8 +255,18 @@ def attention(lengths: list[int], rows: int) -> Table:
     seq = np.resize(lengths, rows)
     heads = 2 ** (np.arange(rows) % 5)
     seconds = 5e-5 + 2.0 * heads * seq * (seq + 1) * 128 / 5e10
-    columns = {"batch": 1 + np.arange(rows) % 3, "seq_q": seq, "seq_kv": seq, "heads": heads, "kv_heads": heads,
-               "head_dim": 128, "causal": 1, "pass": "forward", "kernel": "some", "dtype": "fp32"}  # fmt: skip
+    columns = {
+        "batch": 1 + np.arange(rows) % 3,
+        "seq_q": seq,
+        "seq_kv": seq,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": 128,
+        "causal": 1,
+        "pass": "forward",
+        "kernel": "some",
+        "dtype": "fp32",
+    }
     return Table.from_columns("flash_attn", {**columns, "seconds": seconds * columns["batch"]})
 
 

@@ -80,9 +80,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return kept
 
 
-def test_a_small_fp32_profile_is_drawn(
-    profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path
-) -> None:  # fmt: skip
+def test_a_small_fp32_profile_is_drawn(profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path) -> None:
     from PIL import Image
 
     paths = pictures_kernels.draw(profile, fits, tmp_path, [])
@@ -132,7 +130,7 @@ def test_curves_where_shapes_repeat(profile: Profile) -> None:
 
 def test_memory_bound_panels_state_launch_and_rate(
     profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     fit, rows = fits["memory"], profile.table("memory_bound")
     score = Score("memory_bound", "all kinds", "five folds", 130, 0.123, 0.3, 0.0, 0.9, 0.4)
     pictures_memory.draw_memory_bound(fit, rows, "some CPU", [score], tmp_path / "memory_bound.jpg")

@@ -13,14 +13,27 @@ from profiler.profile.devices import device
 #: (device, backward, sequences, tokens of each, heads of values, milliseconds): a sample of flash-linear-attention's columns of
 #: QwenLM/FlashQLA, benchmark/benchmark_results_H200.txt and _GB200.txt (MIT licence).
 PUBLISHED = (
-    ("h200_sxm", False, 1, 32768, 8, 0.902), ("h200_sxm", False, 1, 8192, 8, 0.234), ("h200_sxm", False, 1, 2048, 8, 0.081),
-    ("h200_sxm", False, 1, 4096, 16, 0.166), ("h200_sxm", False, 4, 8192, 16, 0.935), ("h200_sxm", False, 1, 4096, 32, 0.244),
-    ("h200_sxm", False, 4, 2048, 32, 0.478), ("h200_sxm", False, 1, 8192, 64, 0.814), ("h200_sxm", False, 8, 4096, 64, 3.390),
-    ("h200_sxm", False, 1, 16384, 48, 1.311), ("h200_sxm", True, 1, 8192, 32, 1.444), ("h200_sxm", True, 1, 32768, 16, 3.701),
-    ("h200_sxm", True, 1, 8192, 4, 0.606), ("gb200", False, 1, 32768, 8, 1.016), ("gb200", False, 1, 4096, 32, 0.242),
-    ("gb200", False, 4, 8192, 32, 1.743), ("gb200", False, 1, 8192, 64, 0.755), ("gb200", False, 8, 1024, 64, 0.759),
-    ("gb200", True, 1, 32768, 32, 5.714), ("gb200", True, 1, 8192, 8, 0.798),
-)  # fmt: skip
+    ("h200_sxm", False, 1, 32768, 8, 0.902),
+    ("h200_sxm", False, 1, 8192, 8, 0.234),
+    ("h200_sxm", False, 1, 2048, 8, 0.081),
+    ("h200_sxm", False, 1, 4096, 16, 0.166),
+    ("h200_sxm", False, 4, 8192, 16, 0.935),
+    ("h200_sxm", False, 1, 4096, 32, 0.244),
+    ("h200_sxm", False, 4, 2048, 32, 0.478),
+    ("h200_sxm", False, 1, 8192, 64, 0.814),
+    ("h200_sxm", False, 8, 4096, 64, 3.390),
+    ("h200_sxm", False, 1, 16384, 48, 1.311),
+    ("h200_sxm", True, 1, 8192, 32, 1.444),
+    ("h200_sxm", True, 1, 32768, 16, 3.701),
+    ("h200_sxm", True, 1, 8192, 4, 0.606),
+    ("gb200", False, 1, 32768, 8, 1.016),
+    ("gb200", False, 1, 4096, 32, 0.242),
+    ("gb200", False, 4, 8192, 32, 1.743),
+    ("gb200", False, 1, 8192, 64, 0.755),
+    ("gb200", False, 8, 1024, 64, 0.759),
+    ("gb200", True, 1, 32768, 32, 5.714),
+    ("gb200", True, 1, 8192, 8, 0.798),
+)
 
 
 def test_published_times_lie_within_a_quarter() -> None:
@@ -42,9 +55,12 @@ def test_flops_by_hand() -> None:
 
 
 @given(
-    batch=st.integers(1, 16), chunks=st.integers(1, 512), heads=st.integers(1, 128), dim=st.sampled_from([64, 128, 256]),
+    batch=st.integers(1, 16),
+    chunks=st.integers(1, 512),
+    heads=st.integers(1, 128),
+    dim=st.sampled_from([64, 128, 256]),
     backward=st.booleans(),
-)  # fmt: skip
+)
 def test_more_work_takes_longer_and_never_beats_the_peak(batch: int, chunks: int, heads: int, dim: int, backward: bool) -> None:
     h100, seq = device("h100_sxm"), chunks * 64
     alone = float(chunk_scan(h100, batch, seq, heads, dim, dim, backward).seconds)

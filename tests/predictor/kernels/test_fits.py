@@ -35,14 +35,23 @@ DEVICE = Device("test", {"bf16": 1e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
 UNFITTED = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
 
 
-def linear_rows(layout: str, count: int, factor: float, source: str = "measured here", accumulate: bool = False,
-                size: int = 1024) -> dict[str, Any]:  # fmt: skip
+def linear_rows(
+    layout: str, count: int, factor: float, source: str = "measured here", accumulate: bool = False, size: int = 1024
+) -> dict[str, Any]:
     """Return ``count`` GEMMs of different sizes that take ``factor`` times the physical model's prior."""
     m = size + 64 * np.arange(count)
     seconds = factor * bare_gemm(UNFITTED, m, 2048, 2048)
-    return {"m": m, "n": np.full(count, 2048), "k": np.full(count, 2048), "batch": np.ones(count, dtype=int),
-            "layout": np.full(count, layout), "accumulate": np.full(count, int(accumulate)), "dtype": np.full(count, "bf16"),
-            "seconds": seconds, "source": np.full(count, source)}  # fmt: skip
+    return {
+        "m": m,
+        "n": np.full(count, 2048),
+        "k": np.full(count, 2048),
+        "batch": np.ones(count, dtype=int),
+        "layout": np.full(count, layout),
+        "accumulate": np.full(count, int(accumulate)),
+        "dtype": np.full(count, "bf16"),
+        "seconds": seconds,
+        "source": np.full(count, source),
+    }
 
 
 def linear_table(*parts: dict[str, Any]) -> Table:
@@ -92,12 +101,16 @@ def test_the_scale_of_a_laboratory_cancels() -> None:
 
 def test_kernels_of_other_laboratories_state_the_derating() -> None:
     # two laboratories, of 30 and 10 kernels of 1.2 and 1.6 times our times: the geometric mean by rows
-    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.2, "simumax:x", size=8192),
-                         linear_rows("TN", 10, 1.6, "microsoft/vidur:y", size=8192))  # fmt: skip
+    table = linear_table(
+        linear_rows("TN", 40, 1.0, size=8192),
+        linear_rows("TN", 30, 1.2, "simumax:x", size=8192),
+        linear_rows("TN", 10, 1.6, "microsoft/vidur:y", size=8192),
+    )
     fit, profile = LinearModel.fit(table, DEVICE), Profile("test", DEVICE, {"linear": table})
     assert fit.lab_scale(profile) == {
-        "microsoft/vidur:y": (pytest.approx(1.6, rel=0.01), 10), "simumax:x": (pytest.approx(1.2, rel=0.01), 30)
-    }  # fmt: skip
+        "microsoft/vidur:y": (pytest.approx(1.6, rel=0.01), 10),
+        "simumax:x": (pytest.approx(1.2, rel=0.01), 30),
+    }
     labs = Laboratories(fit.lab_scale(profile))
     assert Laboratories.from_arrays(labs.to_arrays()) == labs
     assert derating_of(profile, labs) == pytest.approx(1.2**0.75 * 1.6**0.25, rel=0.01)
@@ -124,8 +137,16 @@ def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:
 def grouped_rows(count: int, factor: float, name: str = "forward", source: str = "here") -> dict[str, Any]:
     tokens = 256 * (1 + np.arange(count))
     seconds = factor * bare_gemm(UNFITTED, tokens, 2048, 1024, 8)
-    return {"groups": 8, "tokens_per_group": tokens, "n": 2048, "k": 1024, "pass": name, "dtype": "bf16", "seconds": seconds,
-            "source": source}  # fmt: skip
+    return {
+        "groups": 8,
+        "tokens_per_group": tokens,
+        "n": 2048,
+        "k": 1024,
+        "pass": name,
+        "dtype": "bf16",
+        "seconds": seconds,
+        "source": source,
+    }
 
 
 def test_grouped_gemms_are_shrunk_towards_their_prior() -> None:
@@ -198,11 +219,24 @@ def attention_table(backward: int, factor: float, name: str, kernel: str = "fa",
     seq = 4096 + 128 * np.concatenate([np.arange(forward), np.arange(backward)])
     seconds = bare_attention(unfitted, 1, seq, seq, 32, 8, 128, 128, 1)
     is_forward = np.arange(len(seq)) < forward
-    return Table.from_columns("flash_attn", {
-        "batch": 1, "seq_q": seq, "seq_kv": seq, "heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "causal": 1,
-        "pass": np.where(is_forward, "forward", name), "kernel": np.where(is_forward, "fa", kernel), "dtype": "bf16",
-        "seconds": seconds * np.where(is_forward, 1.0, factor), "source": "measured here",
-    })  # fmt: skip
+    return Table.from_columns(
+        "flash_attn",
+        {
+            "batch": 1,
+            "seq_q": seq,
+            "seq_kv": seq,
+            "heads": 32,
+            "kv_heads": 8,
+            "head_dim": 128,
+            "v_head_dim": 128,
+            "causal": 1,
+            "pass": np.where(is_forward, "forward", name),
+            "kernel": np.where(is_forward, "fa", kernel),
+            "dtype": "bf16",
+            "seconds": seconds * np.where(is_forward, 1.0, factor),
+            "source": "measured here",
+        },
+    )
 
 
 @pytest.mark.parametrize(("name", "factor"), [("backward", 2.0), ("forward_backward", 3.0)])
@@ -265,11 +299,23 @@ def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> Non
 def attention_calls(heads: list[int], forward: list[float], backward: list[float], source: str) -> Table:
     """Return causal calls of 4,096 tokens that take so many microseconds forward and backward."""
     both = heads * 2
-    return Table.from_columns("flash_attn", {
-        "batch": 1, "seq_q": 4096, "seq_kv": 4096, "heads": np.array(both), "kv_heads": np.array(both), "head_dim": 128,
-        "causal": 1, "dtype": "bf16", "kernel": "te", "source": source, "seconds": np.array([*forward, *backward]) * 1e-6,
-        "pass": np.array(["forward"] * len(heads) + ["backward"] * len(heads)),
-    })  # fmt: skip
+    return Table.from_columns(
+        "flash_attn",
+        {
+            "batch": 1,
+            "seq_q": 4096,
+            "seq_kv": 4096,
+            "heads": np.array(both),
+            "kv_heads": np.array(both),
+            "head_dim": 128,
+            "causal": 1,
+            "dtype": "bf16",
+            "kernel": "te",
+            "source": source,
+            "seconds": np.array([*forward, *backward]) * 1e-6,
+            "pass": np.array(["forward"] * len(heads) + ["backward"] * len(heads)),
+        },
+    )
 
 
 def test_calls_that_wait_for_the_host_are_seen_where_work_does_not_count() -> None:

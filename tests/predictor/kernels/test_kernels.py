@@ -192,9 +192,13 @@ def test_backward_defaults_and_causal_area(attention: FlashAttnModel) -> None:
 
 @pytest.mark.parametrize(
     ("peaks", "link_kind", "slower"),
-    [({"fp8": 2e15}, "NVLink 4", 1 / 0.629), ({}, "NVLink 3", 1.0), ({"fp8": 2e15, "mxfp8": 2e15}, "NVLink 5", 1.0),
-     ({"fp8": 2e15}, "xGMI", 1.0)],
-)  # fmt: skip
+    [
+        ({"fp8": 2e15}, "NVLink 4", 1 / 0.629),
+        ({}, "NVLink 3", 1.0),
+        ({"fp8": 2e15, "mxfp8": 2e15}, "NVLink 5", 1.0),
+        ({"fp8": 2e15}, "xGMI", 1.0),
+    ],
+)
 def test_tf32_gemms_with_transposed_operands_are_slow_on_hopper(
     profile: Profile, peaks: dict[str, float], link_kind: str, slower: float
 ) -> None:

@@ -15,8 +15,19 @@ from predictor.kernels.measured_attention import MeasuredAttention
 
 
 def row(seq: int, seconds: float, spread: float, name: str = "forward") -> dict[str, Any]:
-    return {"batch": 1, "seq_q": seq, "seq_kv": seq, "heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "causal": 1,
-            "pass": name, "seconds": seconds, "spread": spread}  # fmt: skip
+    return {
+        "batch": 1,
+        "seq_q": seq,
+        "seq_kv": seq,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "v_head_dim": 64,
+        "causal": 1,
+        "pass": name,
+        "seconds": seconds,
+        "spread": spread,
+    }
 
 
 def test_measured_calls_replace_the_fit() -> None:
@@ -34,13 +45,32 @@ def test_measured_calls_replace_the_fit() -> None:
     assert found.basis[[0, 1, 3]].tolist() == [Basis.MEASURED] * 3
 
 
-@pytest.mark.parametrize("change", [
-    {"batch": 2}, {"seq_q": 31}, {"seq_kv": 33}, {"heads": 8}, {"kv_heads": 4}, {"head_dim": 32}, {"v_head_dim": 32},
-    {"causal": False}, {"backward": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 2},
+        {"seq_q": 31},
+        {"seq_kv": 33},
+        {"heads": 8},
+        {"kv_heads": 4},
+        {"head_dim": 32},
+        {"v_head_dim": 32},
+        {"causal": False},
+        {"backward": True},
+    ],
+)
 def test_another_call_is_not_this_one(change: dict[str, Any]) -> None:
-    call = {"batch": 1, "seq_q": 32, "seq_kv": 32, "heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "causal": True,
-            "backward": False}  # fmt: skip
+    call = {
+        "batch": 1,
+        "seq_q": 32,
+        "seq_kv": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "v_head_dim": 64,
+        "causal": True,
+        "backward": False,
+    }
     cost = toy_cost(measured_attention=MeasuredAttention.of_rows([row(32, 2.0, 0.0)]))
     asked = {name: np.array([value, {**call, **change}[name]]) for name, value in call.items()}
     same, other = cost.kernels.flash_attn(**asked).seconds

@@ -87,8 +87,21 @@ def test_attention_that_was_measured_here_takes_what_it_took() -> None:
     heads = np.tile(np.array([4, 8, 16, 32, 64, 96, 12, 24]), 5)
     seconds = 1e-5 + 2.0 * seq**2 * heads * 128 / (0.5 * DEVICE.peak_flops["bf16"])
     odd = (seq == 2048) & (heads == 16)
-    columns = {"batch": 1, "seq_q": seq, "seq_kv": seq, "heads": heads, "kv_heads": heads, "head_dim": 128, "v_head_dim": 128,
-               "causal": 1, "pass": "forward", "dtype": "bf16", "kernel": "fa", "source": "here", "spread": 0.01}  # fmt: skip
+    columns = {
+        "batch": 1,
+        "seq_q": seq,
+        "seq_kv": seq,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": 128,
+        "v_head_dim": 128,
+        "causal": 1,
+        "pass": "forward",
+        "dtype": "bf16",
+        "kernel": "fa",
+        "source": "here",
+        "spread": 0.01,
+    }
     fit = FlashAttnModel.fit(
         Table.from_columns("flash_attn", {**columns, "seconds": np.where(odd, 1.4, 1.0) * seconds}), DEVICE
     )

@@ -26,10 +26,25 @@ def seconds(fit: MemoryBoundModel, kind: str, size: float = SIZE) -> float:
     ("kind", "share"),
     # fractions of the memory bandwidth that kernels reach on A100 and Hopper, and what copy-like kernels reach; a backward pass
     # of a kind that has no figure of its own takes that of the forward pass
-    [("norm", 0.54), ("row", 0.40), ("gated_act", 0.55), ("gated_act_grad", 0.55), ("rope", 0.48), ("residual", 0.90),
-     ("embedding", 0.17), ("quantize", 0.85), ("adam", 0.75), ("cross_entropy", 0.35), ("norm_grad", 0.52),
-     ("norm_grad_torch", 0.25), ("norm_grad_apex", 0.33), ("softmax", 0.78), ("softmax_grad", 0.75), ("act_grad", 0.75)],
-)  # fmt: skip
+    [
+        ("norm", 0.54),
+        ("row", 0.40),
+        ("gated_act", 0.55),
+        ("gated_act_grad", 0.55),
+        ("rope", 0.48),
+        ("residual", 0.90),
+        ("embedding", 0.17),
+        ("quantize", 0.85),
+        ("adam", 0.75),
+        ("cross_entropy", 0.35),
+        ("norm_grad", 0.52),
+        ("norm_grad_torch", 0.25),
+        ("norm_grad_apex", 0.33),
+        ("softmax", 0.78),
+        ("softmax_grad", 0.75),
+        ("act_grad", 0.75),
+    ],
+)
 def test_kinds_that_were_not_measured(kind: str, share: float) -> None:
     found = MemoryBoundModel.fit(NOTHING, DEVICE).predict(kind, SIZE)
     assert found.seconds == pytest.approx(3e-6 + SIZE * 1e-12 / share, rel=1e-12)  # a launch takes 3 us
@@ -40,10 +55,13 @@ def test_kinds_that_were_not_measured(kind: str, share: float) -> None:
 #: along it. Per 16-bit element: gated activation 10 of 6, 18 of 10; norm 20 + 16 of 4,
 #: 44 + 44 of 6; cross entropy 38 and 16 of 4; softmax 24 of 4 and 28 of 6.
 CHAINS = {
-    "gated_act_eager": (10 / 6, 0.0), "gated_act_eager_grad": (1.8, 0.0),
-    "norm_eager": (5.0, 4.0), "norm_eager_grad": (44 / 6, 44 / 6),
-    "cross_entropy_eager": (9.5, 0.0), "cross_entropy_eager_grad": (4.0, 0.0),
-}  # fmt: skip
+    "gated_act_eager": (10 / 6, 0.0),
+    "gated_act_eager_grad": (1.8, 0.0),
+    "norm_eager": (5.0, 4.0),
+    "norm_eager_grad": (44 / 6, 44 / 6),
+    "cross_entropy_eager": (9.5, 0.0),
+    "cross_entropy_eager_grad": (4.0, 0.0),
+}
 
 
 @pytest.mark.parametrize("kind", CHAINS)
@@ -158,8 +176,11 @@ def test_no_stream_is_faster_than_93_percent_of_the_memory() -> None:
 
 def test_stated_efficiencies() -> None:
     # 0.4e12 bytes/s after 5 us, 25% uncertain; not more than the peak; measurements take precedence
-    stated = {"softmax": {"latency_s": 5e-6, "bandwidth": 0.4e12}, "rope": {"latency_s": 1e-6, "bandwidth": 2e12},
-              "norm": {"latency_s": 1e-6, "bandwidth": 1e11}}  # fmt: skip
+    stated = {
+        "softmax": {"latency_s": 5e-6, "bandwidth": 0.4e12},
+        "rope": {"latency_s": 1e-6, "bandwidth": 2e12},
+        "norm": {"latency_s": 1e-6, "bandwidth": 1e11},
+    }
     fit = MemoryBoundModel.fit(Table.from_columns("memory_bound", rows("norm")), DEVICE, stated)
     found = fit.predict("softmax", SIZE)
     assert found.seconds == pytest.approx(5e-6 + SIZE / 0.4e12, rel=1e-12)

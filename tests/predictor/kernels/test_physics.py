@@ -21,8 +21,17 @@ from profiler.profile.profile import Device, Table
 
 DEVICE = Device("test", {"bf16": 1e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
 #: No launch, no prologue, no power limit, no compute beside a tile; all at the peak.
-IDEAL = GemmPhysics(launch=0.0, efficiency=1.0, intensity_half=128.0, bandwidth=1.0, prologue=0.0, sharpness=2.0, wave=1.0,
-                    throttle=0.0, throttle_seconds=1e-3)  # fmt: skip
+IDEAL = GemmPhysics(
+    launch=0.0,
+    efficiency=1.0,
+    intensity_half=128.0,
+    bandwidth=1.0,
+    prologue=0.0,
+    sharpness=2.0,
+    wave=1.0,
+    throttle=0.0,
+    throttle_seconds=1e-3,
+)
 #: One multiprocessor of 2^38 FLOP/s, half of it with tiles of 256 x 256 (256 * 256 / 512 = 128 = intensity_half).
 ONE = Machine(peak=2.0**38, bandwidth=1e30, sms=1, element=2.0, out=4.0)
 
@@ -83,8 +92,18 @@ def test_sizes_of_an_attention_call() -> None:
 
 
 def test_seconds_of_an_attention_call() -> None:
-    physics = AttnPhysics(launch=1.0, efficiency=0.5, softmax=32.0, bandwidth=0.25, prologue=100.0, sharpness=1.0, balance=0.5,
-                          throttle=0.0, throttle_seconds=1.0, cache=3.0)  # fmt: skip
+    physics = AttnPhysics(
+        launch=1.0,
+        efficiency=0.5,
+        softmax=32.0,
+        bandwidth=0.25,
+        prologue=100.0,
+        sharpness=1.0,
+        balance=0.5,
+        throttle=0.0,
+        throttle_seconds=1.0,
+        cache=3.0,
+    )
     # a block of 128 queries takes 2 * 128 * (96 + 32) FLOPs per key at half of 2^20 / 10 per second: 0.625 s
     machine, per_key = AttnMachine(peak=2.0**20, bandwidth=1e6, sms=10), 0.625
     times = attn_times(physics, machine, SHAPE)
@@ -158,8 +177,10 @@ def test_priors_of_attention_that_was_not_measured() -> None:
     np.testing.assert_allclose(backward.seconds / forward.seconds, [3.2, 3.05, 2.9, 2.9], rtol=1e-12)
     # the head dimensions of MLA: 3.5; the same dimensions, or a narrower key, are not
     dims = [[192, 128], [128, 128], [64, 128]]
-    ratios = [float(fit.predict(1, 4096, 4096, 32, 8, *d, True, True).seconds / fit.predict(1, 4096, 4096, 32, 8, *d).seconds)
-              for d in dims]  # fmt: skip
+    ratios = [
+        float(fit.predict(1, 4096, 4096, 32, 8, *d, True, True).seconds / fit.predict(1, 4096, 4096, 32, 8, *d).seconds)
+        for d in dims
+    ]
     assert ratios == pytest.approx([3.5, 2.9, 2.9], rel=1e-12)
 
 
@@ -185,10 +206,24 @@ def _attention_rows(own: int) -> Table:
     """Return ``own`` rows of this laboratory, and 40 of another one."""
     rows = own + 40
     source = ["measured here"] * own + ["microsoft/vidur:x"] * 40
-    return Table.from_columns("flash_attn", {
-        "batch": 1, "seq_q": 64 + np.arange(rows), "seq_kv": 64 + np.arange(rows), "heads": 8, "kv_heads": 8, "head_dim": 64,
-        "v_head_dim": 64, "causal": 1, "pass": "forward", "kernel": "fa", "dtype": "bf16", "seconds": 1e-4, "source": source,
-    })  # fmt: skip
+    return Table.from_columns(
+        "flash_attn",
+        {
+            "batch": 1,
+            "seq_q": 64 + np.arange(rows),
+            "seq_kv": 64 + np.arange(rows),
+            "heads": 8,
+            "kv_heads": 8,
+            "head_dim": 64,
+            "v_head_dim": 64,
+            "causal": 1,
+            "pass": "forward",
+            "kernel": "fa",
+            "dtype": "bf16",
+            "seconds": 1e-4,
+            "source": source,
+        },
+    )
 
 
 def test_rows_of_other_laboratories_are_used_only_where_there_are_fewer_than_30_others() -> None:
@@ -197,8 +232,17 @@ def test_rows_of_other_laboratories_are_used_only_where_there_are_fewer_than_30_
 
 def test_a_table_may_leave_out_what_equals_something_else() -> None:
     # no v_head_dim: that of q and k; no kv_heads: as many as query heads
-    columns = {"batch": 1, "seq_q": 8, "seq_kv": 8, "heads": 6, "kv_heads": [0, 2], "head_dim": 64, "v_head_dim": [0, 32],
-               "causal": 1, "seconds": 1.0}  # fmt: skip
+    columns = {
+        "batch": 1,
+        "seq_q": 8,
+        "seq_kv": 8,
+        "heads": 6,
+        "kv_heads": [0, 2],
+        "head_dim": 64,
+        "v_head_dim": [0, 32],
+        "causal": 1,
+        "seconds": 1.0,
+    }
     shape = shape_of(Table.from_columns("flash_attn", columns))
     assert (shape.v_head_dim.tolist(), shape.kv_heads.tolist()) == ([64, 32], [6, 2])
 

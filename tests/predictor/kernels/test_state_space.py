@@ -49,9 +49,13 @@ def test_a_time_by_hand() -> None:
 
 
 @given(
-    batch=st.integers(1, 16), chunks=st.integers(1, 512), heads=st.integers(1, 16), groups=st.sampled_from([1, 2, 8]),
-    chunk=st.sampled_from([64, 128, 256]), backward=st.booleans(),
-)  # fmt: skip
+    batch=st.integers(1, 16),
+    chunks=st.integers(1, 512),
+    heads=st.integers(1, 16),
+    groups=st.sampled_from([1, 2, 8]),
+    chunk=st.sampled_from([64, 128, 256]),
+    backward=st.booleans(),
+)
 def test_more_work_takes_longer_and_never_beats_peak_or_memory(
     batch: int, chunks: int, heads: int, groups: int, chunk: int, backward: bool
 ) -> None:

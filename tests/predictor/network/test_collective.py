@@ -243,9 +243,12 @@ def test_fit_keeps_parameters_that_no_measurement_determines(fit: CollectiveMode
 
 def test_errors_are_sentences(fit: CollectiveModel) -> None:
     for arguments in (
-        ("gossip", 1, 1, 1), ("all_reduce", -1, 2, 1), ("all_reduce", np.nan, 2, 1), ("all_reduce", 1, 0, 1),
+        ("gossip", 1, 1, 1),
+        ("all_reduce", -1, 2, 1),
+        ("all_reduce", np.nan, 2, 1),
+        ("all_reduce", 1, 0, 1),
         ("all_reduce", 1, 2, 2, 0.0),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=r"\w+ \w+"):
             fit.predict(*arguments)
     broken = dataclasses.replace(bare(), meta={"laws": {"inter_node": {"default": "x", "networks": {}}}})
@@ -260,9 +263,14 @@ def test_curve_never_falls_even_where_the_measurements_do() -> None:
 
 
 def test_half_precision_of_versioned_releases_is_preferred() -> None:
-    rows = {"intra": 8, "inter": 1, "bytes": 1024, "seconds": [1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0],
-            "dtype": ["fp16"] * 6 + ["int8"],
-            "env": ["nccl 2.27", "nccl 2.28", "nccl 2.29", "nccl 2.30", "nccl 2.9", "", "nccl 2.30"]}  # fmt: skip
+    rows = {
+        "intra": 8,
+        "inter": 1,
+        "bytes": 1024,
+        "seconds": [1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0],
+        "dtype": ["fp16"] * 6 + ["int8"],
+        "env": ["nccl 2.27", "nccl 2.28", "nccl 2.29", "nccl 2.30", "nccl 2.9", "", "nccl 2.30"],
+    }
     assert node_points(Table.from_columns("all_reduce", rows), 8)[1].tolist() == [3.0]
 
 

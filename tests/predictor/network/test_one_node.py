@@ -63,15 +63,21 @@ def test_start_up_of_all_to_all_is_that_of_the_measured_group() -> None:
 @pytest.mark.parametrize(
     ("op", "donor", "moved", "factor"),
     [
-        ("reduce_scatter", "all_gather", 1, 1), ("all_gather", "reduce_scatter", 1, 1), ("all2all", "all_gather", 1, 1),
-        ("all_reduce", "reduce_scatter", 1, 2), ("all_reduce", "all_gather", 1, 2),  # one after the other
-        ("reduce_scatter", "all_reduce", 1, 1 / 2), ("all_gather", "all_reduce", 1, 1 / 2),
+        ("reduce_scatter", "all_gather", 1, 1),
+        ("all_gather", "reduce_scatter", 1, 1),
+        ("all2all", "all_gather", 1, 1),
+        ("all_reduce", "reduce_scatter", 1, 2),
+        ("all_reduce", "all_gather", 1, 2),  # one after the other
+        ("reduce_scatter", "all_reduce", 1, 1 / 2),
+        ("all_gather", "all_reduce", 1, 1 / 2),
         # a broadcast sends the whole buffer; an all-gather of 8 ranks 7/8 of it
-        ("broadcast", "all_gather", 7 / 8, 1), ("broadcast", "all_reduce", 7 / 8, 1 / 2),
+        ("broadcast", "all_gather", 7 / 8, 1),
+        ("broadcast", "all_reduce", 7 / 8, 1 / 2),
         # p2p is the smallest group's: two ranks exchange half of the buffer
-        ("p2p", "all2all", 1 / 2, 1), ("p2p", "all_gather", 1 / 2, 1),
+        ("p2p", "all2all", 1 / 2, 1),
+        ("p2p", "all_gather", 1 / 2, 1),
     ],
-)  # fmt: skip
+)
 def test_an_op_that_was_not_measured_borrows(op: str, donor: str, moved: float, factor: float) -> None:
     ranks, size = (2 if op == "p2p" else 8), 2.0**20
     expected = factor * (ranks * 1e-5 + size / 1e11)

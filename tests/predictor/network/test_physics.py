@@ -17,10 +17,22 @@ from profiler.profile.profile import Device, Profile, Table
 #: Latencies of one to five seconds; rates are 100 bytes/s per GPU, a half of it used; a quarter of that in the low-latency
 #: protocol and four fifths in trees.
 CONSTANTS = NetworkParameters(
-    start=1.0, simple_start=2.0, tree_hop=5.0, tree_hop_low_latency=3.0, ring_step=4.0, ring_step_low_latency=2.0,
-    ring_sharpness=1.0, link_efficiency=0.5, tree_efficiency=0.8, low_latency_efficiency=0.25, two_node_share=1.5,
-    peer_latency=0.5, all2all_efficiency=0.8, p2p_latency=7.0, p2p_efficiency=0.4,
-)  # fmt: skip
+    start=1.0,
+    simple_start=2.0,
+    tree_hop=5.0,
+    tree_hop_low_latency=3.0,
+    ring_step=4.0,
+    ring_step_low_latency=2.0,
+    ring_sharpness=1.0,
+    link_efficiency=0.5,
+    tree_efficiency=0.8,
+    low_latency_efficiency=0.25,
+    two_node_share=1.5,
+    peer_latency=0.5,
+    all2all_efficiency=0.8,
+    p2p_latency=7.0,
+    p2p_efficiency=0.4,
+)
 
 
 def groups(size: float, intra: int, inter: int, link: float = 1e9, inside: float = 0.0, ring: float = 0.0) -> Groups:

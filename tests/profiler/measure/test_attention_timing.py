@@ -221,8 +221,14 @@ def test_the_kernel_runs_the_requested_shape(causal: int, keys: int, which: str,
 # the command
 
 
-MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 256}  # fmt: skip
+MODEL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
 
 
 def command(folder: Path, *arguments: Any) -> str:
@@ -230,10 +236,28 @@ def command(folder: Path, *arguments: Any) -> str:
 
     ``imports`` in ``folder`` then has a line for every imported module.
     """
-    line = [sys.executable, "-X", "importtime", ROOT / "simulation_train_formulaic.py", "--run_all_solu",
-            "--config", folder / "config.json",
-            "--pre_profiling_data_path", folder / "data.pt", "--world_size", 2, "--seq_len", 128, "--global_batch_size", 512,
-            "--top", 3, "--json", folder / "out.json", *arguments]  # fmt: skip
+    line = [
+        sys.executable,
+        "-X",
+        "importtime",
+        ROOT / "simulation_train_formulaic.py",
+        "--run_all_solu",
+        "--config",
+        folder / "config.json",
+        "--pre_profiling_data_path",
+        folder / "data.pt",
+        "--world_size",
+        2,
+        "--seq_len",
+        128,
+        "--global_batch_size",
+        512,
+        "--top",
+        3,
+        "--json",
+        folder / "out.json",
+        *arguments,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "COLUMNS": "160"}
     done = subprocess.run([*map(str, line)], cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr

@@ -44,9 +44,12 @@ def start(ranks: int, output: Path, *flags: str) -> subprocess.Popen[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.Popen(
         [*launcher, "gen_profiler_data.py", "--quick", "--no-pictures", "--output", str(output), *flags],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def alone(output: Path, *flags: str) -> ForkedJob:

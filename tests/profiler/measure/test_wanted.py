@@ -37,16 +37,41 @@ def test_each_kind_of_row_is_the_item_that_the_harness_times(tmp_path: Path) -> 
     )
     assert wanted.left_out == ()
     assert wanted.items == (
-        Item.of("linear", {"m": 28672, "n": 8192, "k": 1024, "batch": 1, "layout": "NT", "out_dtype": "fp32", "accumulate": 1,
-                           "dtype": "bf16"}),
-        Item.of("grouped_linear", {"groups": 16, "tokens_per_group": 4096, "n": 1536, "k": 2048, "pass": "input_grad",
-                                   "dtype": "bf16"}),
-        Item.of("flash_attn", {"batch": 1, "seq_q": 1024, "seq_kv": 512, "heads": 32, "kv_heads": 4, "head_dim": 128,
-                               "v_head_dim": 128, "pass": "backward", "dtype": "bf16"}),
+        Item.of(
+            "linear",
+            {
+                "m": 28672,
+                "n": 8192,
+                "k": 1024,
+                "batch": 1,
+                "layout": "NT",
+                "out_dtype": "fp32",
+                "accumulate": 1,
+                "dtype": "bf16",
+            },
+        ),
+        Item.of(
+            "grouped_linear",
+            {"groups": 16, "tokens_per_group": 4096, "n": 1536, "k": 2048, "pass": "input_grad", "dtype": "bf16"},
+        ),
+        Item.of(
+            "flash_attn",
+            {
+                "batch": 1,
+                "seq_q": 1024,
+                "seq_kv": 512,
+                "heads": 32,
+                "kv_heads": 4,
+                "head_dim": 128,
+                "v_head_dim": 128,
+                "pass": "backward",
+                "dtype": "bf16",
+            },
+        ),
         Item.of("memory_bound", {"kind": "gated_act", "bytes": 146800640, "dtype": "bf16"}),
         # 16 ranks share the buffer in whole elements of four bytes: 64-byte steps
         Item.of("all_reduce", {"intra": 8, "inter": 2, "bytes": 1024, "dtype": "bf16"}),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

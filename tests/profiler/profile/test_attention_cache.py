@@ -181,8 +181,12 @@ def test_an_invalid_cache_is_set_aside(damage: str, profile: Profile, tmp_path: 
 
 def test_the_cache_file_depends_on_what_a_time_depends_on() -> None:
     target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13.0+cpu", 1)
-    others = [replace(target, torch="2.14.0+cpu"), replace(target, dtype="bf16"), replace(target, kernel="torch_cudnn"),
-              replace(target, device=cpu_device("AMD K6 (1 of 1 cores a rank)"))]  # fmt: skip
+    others = [
+        replace(target, torch="2.14.0+cpu"),
+        replace(target, dtype="bf16"),
+        replace(target, kernel="torch_cudnn"),
+        replace(target, device=cpu_device("AMD K6 (1 of 1 cores a rank)")),
+    ]
     paths = {cache_path(t, Path("x")) for t in [target, *others]}
     assert len(paths) == 5 and all(re.fullmatch(r"[a-z0-9_.]+\.pt", path.name) for path in paths)
 
@@ -220,8 +224,15 @@ def test_lookup_of_many_shapes() -> None:
     sizes = rng.integers(1, 5000, (400, len(SHAPE)))
     sizes[:, 7:] %= 2
     sizes = np.unique(sizes, axis=0)
-    rows = [{**dict(zip(SHAPE, s.tolist(), strict=True)), "pass": "backward" if s[8] else "forward", "seconds": i + 1.0,
-             "spread": np.nan if i % 2 else 0.3} for i, s in enumerate(sizes)]  # fmt: skip
+    rows = [
+        {
+            **dict(zip(SHAPE, s.tolist(), strict=True)),
+            "pass": "backward" if s[8] else "forward",
+            "seconds": i + 1.0,
+            "spread": np.nan if i % 2 else 0.3,
+        }
+        for i, s in enumerate(sizes)
+    ]
     measured = MeasuredAttention.of_rows(rows[::2] + rows[1::4])
     queries = sizes[::-1].T.reshape(len(SHAPE), 5, -1) if len(sizes) % 5 == 0 else sizes[::-1].T[:, None]
     shape = queries.shape[1:]
@@ -239,9 +250,19 @@ def test_items_name_every_column() -> None:
     """A shape from the solver and the same shape from a measuring plan are the same item."""
     target = LocalDevice(cpu_device(), "bf16", "torch_flash", "2.13", 1)
     item = attention_item(target, dict(zip(SHAPE, (2, 64, 64, 4, 2, 16, 16, 1, 1), strict=True)))
-    columns: dict[str, int | str] = {"batch": 2, "seq_q": 64, "seq_kv": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
-                                     "v_head_dim": 16, "causal": 1, "pass": "backward", "kernel": "torch_flash",
-                                     "dtype": "bf16"}  # fmt: skip
+    columns: dict[str, int | str] = {
+        "batch": 2,
+        "seq_q": 64,
+        "seq_kv": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "v_head_dim": 16,
+        "causal": 1,
+        "pass": "backward",
+        "kernel": "torch_flash",
+        "dtype": "bf16",
+    }
     assert item == Item.of("flash_attn", columns)
 
 

@@ -147,8 +147,9 @@ def test_clocks_under_a_limit_of_power_by_hand() -> None:
     halved = power_slowdown(base, datasheet_of({**H100, "peak_tflops": {**H100["peak_tflops"], "bf16": 494.7, "fp16": 494.7}}))
     assert halved == pytest.approx({**dict.fromkeys(H100["peak_tflops"], 1.0), "bf16": 0.5, "fp16": 0.5})
     # twice the units at twice the power and peak run at the same clock
-    twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
-                          "memory_bandwidth_gb_s": 6700})  # fmt: skip
+    twice = datasheet_of(
+        {**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4}, "memory_bandwidth_gb_s": 6700}
+    )
     assert power_slowdown(base, twice) == pytest.approx({"bf16": 1.0})
     with pytest.raises(InputError, match="power_watts 100 is less than the 105 W that num_sms 132 multiprocessors"):
         power_slowdown(base, replace(base, power=100.0))
@@ -231,8 +232,13 @@ def test_more_power_never_makes_a_chip_slower() -> None:
     # MI300X and MI325X state one peak, at 750 and at 1,000 W: between these more power is no gain
     sheet = DATASHEETS["mi300x"]
     beside = {watts: power_reference(replace(sheet, power=watts)) for watts in (500, 750, 870, 1000, 1500)}
-    assert beside == {500: ("mi300x", 500), 750: ("mi300x", 750), 870: ("mi300x", 750), 1000: ("mi325x", 1000),
-                      1500: ("mi325x", 1500)}  # fmt: skip
+    assert beside == {
+        500: ("mi300x", 500),
+        750: ("mi300x", 750),
+        870: ("mi300x", 750),
+        1000: ("mi325x", 1000),
+        1500: ("mi325x", 1500),
+    }
     seconds = [power_slowdown(DATASHEETS[name], replace(sheet, power=power))["bf16"] for name, power in beside.values()]
     assert seconds == sorted(seconds, reverse=True) and seconds[1:4] == [1, 1, 1]
 
@@ -272,9 +278,20 @@ def test_what_has_grown_alone_is_said(changes: dict[str, int], words: str) -> No
 
 def test_rubins_announced_figures_are_a_chips() -> None:
     """1,260 PFLOP/s of fp8 in 72 chips beside 4 PFLOP/s in 16 bits: 4.4 times."""
-    sheet = {"name": "Rubin", "architecture": "rubin", "peak_tflops": {"bf16": 4000, "fp8": 17500}, "memory_gib": 268,
-             "memory_bandwidth_gb_s": 22000, "num_sms": 224, "gpus_per_node": 4, "nvlink_domain": 72, "link_gb_s": 1800,
-             "network_gbit": 800, "power_watts": 1800, "source": "announced"}  # fmt: skip
+    sheet = {
+        "name": "Rubin",
+        "architecture": "rubin",
+        "peak_tflops": {"bf16": 4000, "fp8": 17500},
+        "memory_gib": 268,
+        "memory_bandwidth_gb_s": 22000,
+        "num_sms": 224,
+        "gpus_per_node": 4,
+        "nvlink_domain": 72,
+        "link_gb_s": 1800,
+        "network_gbit": 800,
+        "power_watts": 1800,
+        "source": "announced",
+    }
     assert datasheet_of(sheet).device.peak_flops["fp8"] == 17.5e15
     with pytest.raises(InputError, match="peak_tflops of fp8 is 5 times that in 16 bits"):
         datasheet_of({**sheet, "peak_tflops": {"bf16": 4000, "fp8": 20000}})
@@ -294,10 +311,13 @@ def test_what_contradicts_the_kernels_names_the_file(tmp_path: Path) -> None:
     """The H100's best GEMM of bf16 reaches 84.6% of its peak, and 132 multiprocessors take 105 W."""
     h100, path = find_profile("h100_sxm")[0], tmp_path / "chip.json"
     for changes, message in (
-        ({"kernel_scale": {"bf16": 0.8}}, "kernel_scale of bf16 is 0.8: GEMMs of h100_sxm reach 85% of its peak, so that with "
-         "less than 0.85 they would exceed this one's"),
+        (
+            {"kernel_scale": {"bf16": 0.8}},
+            "kernel_scale of bf16 is 0.8: GEMMs of h100_sxm reach 85% of its peak, so that with "
+            "less than 0.85 they would exceed this one's",
+        ),
         ({"power_watts": 100}, "power_watts 100 is less than the 105 W that num_sms 132 multiprocessors take when idle"),
-    ):  # fmt: skip
+    ):
         path.write_text(json.dumps({**H100, "name": "My chip", **changes}))
         with pytest.raises(InputError) as caught:
             as_device(h100, str(path))

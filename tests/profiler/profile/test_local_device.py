@@ -26,10 +26,13 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 SMI = {
-    "h100_sxm": ("NVIDIA H100 80GB HBM3", 81559), "h200_sxm": ("NVIDIA H200", 143771), "b200_sxm": ("NVIDIA B200", 183359),
-    "a100_sxm_80gb": ("NVIDIA A100-SXM4-80GB", 81920), "a100_sxm_40gb": ("NVIDIA A100-SXM4-40GB", 40960),
+    "h100_sxm": ("NVIDIA H100 80GB HBM3", 81559),
+    "h200_sxm": ("NVIDIA H200", 143771),
+    "b200_sxm": ("NVIDIA B200", 183359),
+    "a100_sxm_80gb": ("NVIDIA A100-SXM4-80GB", 81920),
+    "a100_sxm_40gb": ("NVIDIA A100-SXM4-40GB", 40960),
     "a100_pcie_80gb": ("NVIDIA A100 80GB PCIe", 81920),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("key", SMI)
@@ -45,8 +48,17 @@ def replace_memory(gpu: Gpu, factor: float) -> Gpu:
     return gpu._replace(memory_bytes=gpu.memory_bytes * factor)
 
 
-SOUND_ALIKE = ("NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e", "NVIDIA H200 NVL", "NVIDIA GB200", "NVIDIA H100 NVL",
-               "NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 MIG 3g.71gb", "NVIDIA H20")  # fmt: skip
+SOUND_ALIKE = (
+    "NVIDIA GH200 480GB",
+    "NVIDIA GH200 144G HBM3e",
+    "NVIDIA H200 NVL",
+    "NVIDIA GB200",
+    "NVIDIA H100 NVL",
+    "NVIDIA H100 PCIe",
+    "NVIDIA A100-PCIE-40GB",
+    "NVIDIA H200 MIG 3g.71gb",
+    "NVIDIA H20",
+)
 
 
 @pytest.mark.parametrize("name", SOUND_ALIKE)
@@ -69,10 +81,17 @@ H100, OTHER = "NVIDIA H100 80GB HBM3, 81559, 9.0, Disabled", "NVIDIA T400, 4096,
 
 @pytest.mark.parametrize(
     ("lines", "visible", "why"),
-    [((H100,) * 8, None, None), ((H100, OTHER), None, "NVIDIA T400"), ((OTHER,), None, ""),
-     (("No devices were found",), None, ""), ((), None, ""), ((H100.replace("Disabled", "Enabled"),), None, "sliced"),
-     ((H100,), "", "hides"), (("NVIDIA H100 80GB HBM3, [N/A], 9.0, Disabled",), None, "")],
-)  # fmt: skip
+    [
+        ((H100,) * 8, None, None),
+        ((H100, OTHER), None, "NVIDIA T400"),
+        ((OTHER,), None, ""),
+        (("No devices were found",), None, ""),
+        ((), None, ""),
+        ((H100.replace("Disabled", "Enabled"),), None, "sliced"),
+        ((H100,), "", "hides"),
+        (("NVIDIA H100 80GB HBM3, [N/A], 9.0, Disabled",), None, ""),
+    ],
+)
 def test_which_gpus_are_those_of_the_profile(
     lines: tuple[str, ...], visible: str | None, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,17 +127,27 @@ SEEN = Properties("NVIDIA H100 80GB HBM3", int(79.1 * GIB), 132, 9)
 
 @pytest.mark.parametrize(
     ("seen", "free", "release", "message"),
-    [(SEEN, 0.98, "", ""), (SEEN._replace(name="NVIDIA H200"), 0.98, "", "NVIDIA H200"),
-     (SEEN._replace(total_memory=int(9.8 * GIB)), 0.98, "", "H100"), (SEEN._replace(multi_processor_count=16), 0.98, "", "16"),
-     (SEEN, 0.5, "", "in use"), (SEEN._replace(major=8), 0.98, "", "torch_flash"), (SEEN, 0.98, "+other", "by its files")],
+    [
+        (SEEN, 0.98, "", ""),
+        (SEEN._replace(name="NVIDIA H200"), 0.98, "", "NVIDIA H200"),
+        (SEEN._replace(total_memory=int(9.8 * GIB)), 0.98, "", "H100"),
+        (SEEN._replace(multi_processor_count=16), 0.98, "", "16"),
+        (SEEN, 0.5, "", "in use"),
+        (SEEN._replace(major=8), 0.98, "", "torch_flash"),
+        (SEEN, 0.98, "+other", "by its files"),
+    ],
     ids=["the profile's", "another name", "less memory", "a slice", "taken", "another kernel", "another release"],
-)  # fmt: skip
+)
 def test_the_gpu_is_checked_before_timing(
     seen: Properties, free: float, release: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fakes = {"is_available": lambda: True, "set_device": lambda _: None, "get_device_properties": lambda _: seen,
-             "mem_get_info": lambda _: (free * seen.total_memory, seen.total_memory),
-             "get_device_capability": lambda _: (seen.major, 0)}  # fmt: skip
+    fakes = {
+        "is_available": lambda: True,
+        "set_device": lambda _: None,
+        "get_device_properties": lambda _: seen,
+        "mem_get_info": lambda _: (free * seen.total_memory, seen.total_memory),
+        "get_device_capability": lambda _: (seen.major, 0),
+    }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     target = LocalDevice(DEVICES["h100_sxm"], "bf16", "torch_cudnn", f"{torch.__version__}{release}")

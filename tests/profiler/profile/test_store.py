@@ -95,8 +95,10 @@ def test_torch_opens_it_with_weights_only(written: Path) -> None:
     np.testing.assert_allclose(seconds.numpy(), profile().tables["linear"]["seconds"], rtol=6e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16,
-                                   torch.int32, torch.int64, torch.bool])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool],
+)
 def test_tensors_of_every_kind_and_shape_are_read_as_torch_reads_them(tmp_path: Path, dtype: torch.dtype) -> None:
     whole = (torch.arange(24) % 2).reshape(4, 6).to(dtype)
     views = {"whole": whole, "transposed": whole.T, "part": whole[1:3, 2:], "scalar": whole[2, 3], "none": whole[:0]}
@@ -219,9 +221,19 @@ def test_a_tensor_inside_its_storage_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "size", "stride"),
-    [(0, (5,), (1,)), (2, (3,), (1,)), (0, (2,), (4,)), (5, (1,), (1,)), (-1, (1,), (1,)), (3, (2,), (-1,)),
-     (0, (2, 2), (3, 1)), (0, (2**62,), (1,)), (0, (-2,), (1,)), (0, (2, 2), (1,))],
-)  # fmt: skip
+    [
+        (0, (5,), (1,)),
+        (2, (3,), (1,)),
+        (0, (2,), (4,)),
+        (5, (1,), (1,)),
+        (-1, (1,), (1,)),
+        (3, (2,), (-1,)),
+        (0, (2, 2), (3, 1)),
+        (0, (2**62,), (1,)),
+        (0, (-2,), (1,)),
+        (0, (2, 2), (1,)),
+    ],
+)
 def test_a_tensor_outside_its_storage_is_refused(
     tmp_path: Path, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> None:
@@ -325,9 +337,17 @@ def test_reading_needs_no_torch(written: Path) -> None:
 
 @pytest.mark.parametrize(
     ("op", "column", "value"),
-    [("linear", "m", 0), ("linear", "k", -8), ("linear", "n", 2**31), ("linear", "accumulate", 2), ("flash_attn", "seq_q", 0),
-     ("all_reduce", "intra", 0), ("all_reduce", "bytes", -1), ("flash_attn", "head_dim", 2**20)],
-)  # fmt: skip
+    [
+        ("linear", "m", 0),
+        ("linear", "k", -8),
+        ("linear", "n", 2**31),
+        ("linear", "accumulate", 2),
+        ("flash_attn", "seq_q", 0),
+        ("all_reduce", "intra", 0),
+        ("all_reduce", "bytes", -1),
+        ("flash_attn", "head_dim", 2**20),
+    ],
+)
 def test_sizes_that_no_measurement_has_are_refused(op: str, column: str, value: int) -> None:
     columns = {column: [64, value], "seconds": [1e-3, 1e-3]}
     with pytest.raises(InputError, match=f"table {op} holds {column} below"):

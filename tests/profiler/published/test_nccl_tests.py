@@ -119,8 +119,9 @@ def test_merged_into_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict
     """The cluster's measurements replace the shipped ones of the same group, kernels stay, and every source is stated."""
     lines = "".join(
         row(int(r["size_bytes"]), int(r["count"]), r["dtype"], "sum", -1, float(r["time_us"]), float(r["time_us"]))
-        for r in fixture_rows if r["op"] == "all_reduce"
-    )  # fmt: skip
+        for r in fixture_rows
+        if r["op"] == "all_reduce"
+    )
     log = write(tmp_path, "mine.log", new_log("all_reduce", 1, 8, lines))
     output = tmp_path / "data.pt"
     assert main(["--import-nccl-tests", str(log), "--profile", "h100_sxm", "--output", str(tmp_path)]) == 0
@@ -241,7 +242,7 @@ ROW = row(1048576, 262144, "float", "sum", -1, 50.0, 50.0)
         (new_log("all_reduce", 2, 4, ROW).replace("node-0001", "node-0000"), "share a GPU or nodes share a name"),
         (new_log("all_reduce", 2, 4, ROW).replace("node-0001 device  3 [0000:13", "node-0000 device  9 [0000:19"), "unequal"),
     ],
-)  # fmt: skip
+)
 def test_unusable_logs_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_log(write(tmp_path, "job.log", text))
@@ -393,7 +394,7 @@ def test_own_network(tmp_path: Path, kinds: int) -> None:
         ("alltoall", 190, "carry 93.8, so the logs are of a faster network"),  # 15 of 16 parts are sent, 8 of them by the NIC
         ("alltoall", 60, "at best 56.2 GB/s of bus bandwidth; NICS carry 93.8\n"),
     ],
-)  # fmt: skip
+)
 def test_rates_of_logs_stand_beside_what_the_network_carries(
     test: str, gb_s: float, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

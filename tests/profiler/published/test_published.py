@@ -142,8 +142,15 @@ def test_memory_bound_bytes_are_those_of_an_ideal_kernel(imported: dict[str, Pro
 def _archive(pd, folder: Path, prefix: str) -> None:
     """An archive of kernels of training steps: each operator at a size that its host launches in time, and at a small one."""
     shapes = {"mp": 4.0, "b": 8.0, "h": 16.0, "l": 4096.0, "dim": 4096.0}
-    times = {"layernorm": (100, 300), "ScaledUpperTriangMaskedSoftmax": (2000, 3000), "fillmask": (4000, 9000),
-             "softmax": (5000, 8000), "gelu": (700, 900), "res_add": (500, 500), "RoPE": (3000, 7000)}  # fmt: skip
+    times = {
+        "layernorm": (100, 300),
+        "ScaledUpperTriangMaskedSoftmax": (2000, 3000),
+        "fillmask": (4000, 9000),
+        "softmax": (5000, 8000),
+        "gelu": (700, 900),
+        "res_add": (500, 500),
+        "RoPE": (3000, 7000),
+    }
     (folder / "more").mkdir(exist_ok=True)
     with tarfile.open(folder / "more" / "estimate_train_time.tar.gz", "w:gz") as archive:
         for name, (forward, backward) in times.items():
@@ -164,13 +171,18 @@ def test_kernels_of_training_steps_by_hand(tmp_path: Path) -> None:
     }
     tokens, scores = 8 * 4096 * 4096, 8 * 16 * 4096 * 4096 // 4  # values of 16 bits; scores on one of four tensor ranks
     large = {
-        ("norm", 2 * 2 * tokens): 100e-6, ("norm_grad_torch", 2 * 3 * tokens): 300e-6,
-        ("softmax", 2 * 2 * scores): 2e-3, ("softmax_grad", 2 * 3 * scores): 3e-3,
-        ("softmax_eager", 2 * 2 * scores): 9e-3, ("softmax_eager_grad", 2 * 3 * scores): 17e-3,  # mask and softmax
-        ("act", 2 * 2 * 4 * tokens // 4): 700e-6, ("act_grad", 2 * 3 * 4 * tokens // 4): 900e-6,
+        ("norm", 2 * 2 * tokens): 100e-6,
+        ("norm_grad_torch", 2 * 3 * tokens): 300e-6,
+        ("softmax", 2 * 2 * scores): 2e-3,
+        ("softmax_grad", 2 * 3 * scores): 3e-3,
+        ("softmax_eager", 2 * 2 * scores): 9e-3,
+        ("softmax_eager_grad", 2 * 3 * scores): 17e-3,  # mask and softmax
+        ("act", 2 * 2 * 4 * tokens // 4): 700e-6,
+        ("act_grad", 2 * 3 * 4 * tokens // 4): 900e-6,
         ("residual", 2 * 3 * tokens): 500e-6,
-        ("rope_eager", 2 * 4 * tokens // 4): 3e-3, ("rope_eager_grad", 2 * 4 * tokens // 4): 7e-3,  # queries and keys
-    }  # fmt: skip
+        ("rope_eager", 2 * 4 * tokens // 4): 3e-3,
+        ("rope_eager_grad", 2 * 4 * tokens // 4): 7e-3,  # queries and keys
+    }
     assert {key: found[key] for key in large} == {key: pytest.approx(seconds) for key, seconds in large.items()}
     small = {kind for kind, bytes_ in found if (kind, bytes_) not in large}
     assert small == {"norm", "norm_grad_torch", "softmax", "softmax_grad", "act", "act_grad", "residual"}, "no eager chains"

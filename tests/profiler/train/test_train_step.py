@@ -22,9 +22,13 @@ from profiler.train.model import Dims
 from solver.formats.cases.reading import read_cases
 
 DIMS = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "vocab_size": 128,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
 FLAGS = [word for name, value in DIMS.items() for word in (f"--{name}", str(value))] + ["--seq_len", "32"]
 
 #: Trained one after the other by two ranks of one job. All train on the same 4 sequences per step.

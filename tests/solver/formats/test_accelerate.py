@@ -82,11 +82,23 @@ def layouts(framework: str) -> list[Strategy]:
     ):
         if (again == "full" and framework == "pytorch-ddp") or (of_node and not zero):
             continue
-        found.append(Strategy(**{
-            **base, "world_size": world, "dp": world, "micro_batch_size": size, "num_micro_batches": count, "zero": zero,
-            "zero_shard_size": 8 if of_node else world if zero else 1, "recompute": again, "precision": dtype,
-            "grad_dtype": dtype if framework != "pytorch-ddp" else "fp32", "compile": of_node,
-        }))  # fmt: skip
+        found.append(
+            Strategy(
+                **{
+                    **base,
+                    "world_size": world,
+                    "dp": world,
+                    "micro_batch_size": size,
+                    "num_micro_batches": count,
+                    "zero": zero,
+                    "zero_shard_size": 8 if of_node else world if zero else 1,
+                    "recompute": again,
+                    "precision": dtype,
+                    "grad_dtype": dtype if framework != "pytorch-ddp" else "fp32",
+                    "compile": of_node,
+                }
+            )
+        )
     return found
 
 
@@ -104,10 +116,25 @@ def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path
 def test_the_template_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, TEMPLATE)
     assert config.layout == {
-        "framework": "fsdp", "world_size": 16, "dp": 16, "tp": 1, "cp": 1, "pp": 1, "zero": 3, "zero_shard_size": 16,
-        "precision": "bf16", "grad_dtype": "bf16", "recompute": "none", "recompute_layers": -1, "compile": False,
-        "fused_norm": False, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048, "defer_grad_sync": True,
-    }  # fmt: skip
+        "framework": "fsdp",
+        "world_size": 16,
+        "dp": 16,
+        "tp": 1,
+        "cp": 1,
+        "pp": 1,
+        "zero": 3,
+        "zero_shard_size": 16,
+        "precision": "bf16",
+        "grad_dtype": "bf16",
+        "recompute": "none",
+        "recompute_layers": -1,
+        "compile": False,
+        "fused_norm": False,
+        "micro_batch_size": 2,
+        "num_micro_batches": 4,
+        "seq_len": 2048,
+        "defer_grad_sync": True,
+    }
     assert config.assumed == () and {"debug", "rdzv_backend", "fsdp_config.fsdp_use_orig_params"} <= set(config.ignored)
     assert same_model(config.model, model_of("llama3_8b")) and config.seq_len == 2048
     assert load(tmp_path, TEMPLATE, name="run.sh").layout == config.layout
@@ -179,10 +206,14 @@ def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
         (TEMPLATE, "debug: false", "dynamo_config: {dynamo_backend: INDUCTOR}", {"compile": True}),
         (NEWER, "", "", {"framework": "fsdp2", "zero": 3, "recompute": "full", "grad_dtype": "bf16"}),
         (NEWER, "forward: true", "forward: false", {"zero": 2}),
-        (NEWER, "num_processes: 16", "num_processes: 16\nparallelism_config: {parallelism_config_dp_replicate_size: 4}",
-         {"zero_shard_size": 4}),
+        (
+            NEWER,
+            "num_processes: 16",
+            "num_processes: 16\nparallelism_config: {parallelism_config_dp_replicate_size: 4}",
+            {"zero_shard_size": 4},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_key_means(text: str, old: str, new: str, fields: dict[str, Any], tmp_path: Path) -> None:
     assert old in text and fields.items() <= load(tmp_path, text.replace(old, new)).layout.items()
 
@@ -286,9 +317,17 @@ def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) ->
 
 @pytest.mark.parametrize(
     ("name", "model_type"),
-    [("llama3_8b", "llama"), ("mistral_7b", "mistral"), ("qwen2_7b", "qwen2"), ("qwen3_8b", "qwen3"), ("gpt3_175b", "gpt2"),
-     ("internlm2_20b", "llama"), ("mistral_nemo_12b", "llama"), ("qwen3_0_6b", "qwen3")],
-)  # fmt: skip
+    [
+        ("llama3_8b", "llama"),
+        ("mistral_7b", "mistral"),
+        ("qwen2_7b", "qwen2"),
+        ("qwen3_8b", "qwen3"),
+        ("gpt3_175b", "gpt2"),
+        ("internlm2_20b", "llama"),
+        ("mistral_nemo_12b", "llama"),
+        ("qwen3_0_6b", "qwen3"),
+    ],
+)
 def test_models_as_config_json(name: str, model_type: str) -> None:
     assert config_of(model_of(name))["model_type"] == model_type
 
@@ -376,8 +415,12 @@ def test_a_trainer_that_torchrun_starts_shards_as_accelerates_settings_say(
     arguments: str, strategy: str, more: str, tmp_path: Path
 ) -> None:
     """The trainer makes accelerate's settings of its own arguments: the same run as with the YAML that states them."""
-    there = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "backward_prefetch": "backward_pre",
-             "limit_all_gathers": True, "activation_checkpointing": True}  # fmt: skip
+    there = {
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        "backward_prefetch": "backward_pre",
+        "limit_all_gathers": True,
+        "activation_checkpointing": True,
+    }
     (tmp_path / "fsdp.json").write_text(json.dumps(there))
     settings = TEMPLATE.replace("fsdp_sharding_strategy: FULL_SHARD\n", f"fsdp_sharding_strategy: {strategy}\n{more}")
     expected = load(tmp_path, settings).layout

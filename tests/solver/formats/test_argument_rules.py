@@ -28,10 +28,17 @@ from solver.spec.strategy import Strategy
 CASES = [json.loads(line) for line in Path("configs/cases/published.jsonl").read_text().splitlines()]
 OWN = [case for case in CASES if "megatron_args" in case]
 RULES: dict[str, tuple[Rule, ...]] = {
-    "megatron_lm": megatron_lm.RULES, "core": megatron_lm.CORE, "primus": primus.RULES, "internevo": internevo.RULES,
-    "torchtitan": torchtitan.RULES, "deepspeed": deepspeed.RULES, "nanotron": nanotron.RULES, "accelerate": accelerate.RULES,
-    "nemo": nemo.RULES, "bridge": bridge.RULES,
-}  # fmt: skip
+    "megatron_lm": megatron_lm.RULES,
+    "core": megatron_lm.CORE,
+    "primus": primus.RULES,
+    "internevo": internevo.RULES,
+    "torchtitan": torchtitan.RULES,
+    "deepspeed": deepspeed.RULES,
+    "nanotron": nanotron.RULES,
+    "accelerate": accelerate.RULES,
+    "nemo": nemo.RULES,
+    "bridge": bridge.RULES,
+}
 
 
 @pytest.mark.parametrize("case", OWN, ids=lambda case: case["id"])
@@ -54,12 +61,26 @@ def test_every_rule_has_a_source_and_can_hold(name: str) -> None:
 
 
 GOOD = {
-    "num-layers": 32, "num-attention-heads": 32, "micro-batch-size": 1, "global-batch-size": 64, "seq-length": 4096,
-    "tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "sequence-parallel": True, "bf16": True,
-    "use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True,
-}  # fmt: skip
-EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatcher-type": "alltoall",
-           "disable-bias-linear": True, "moe-grouped-gemm": True}  # fmt: skip
+    "num-layers": 32,
+    "num-attention-heads": 32,
+    "micro-batch-size": 1,
+    "global-batch-size": 64,
+    "seq-length": 4096,
+    "tensor-model-parallel-size": 2,
+    "pipeline-model-parallel-size": 2,
+    "sequence-parallel": True,
+    "bf16": True,
+    "use-distributed-optimizer": True,
+    "overlap-grad-reduce": True,
+    "overlap-param-gather": True,
+}
+EXPERTS = {
+    "num-experts": 8,
+    "expert-model-parallel-size": 4,
+    "moe-token-dispatcher-type": "alltoall",
+    "disable-bias-linear": True,
+    "moe-grouped-gemm": True,
+}
 LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention-freq": 4}
 
 
@@ -80,21 +101,39 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
         ({"optimizer-cpu-offload": True}, "--optimizer-cpu-offload needs --use-precision-aware-optimizer"),
         ({"optimizer": "dist_muon"}, "--optimizer muon and dist_muon exclude"),
         ({"recompute-granularity": "full"}, "--recompute-granularity full needs --recompute-method"),
-        ({"fp8-format": "hybrid", "recompute-granularity": "selective", "recompute-modules": "layernorm"},
-         "recomputing layernorm or moe_act in fp8"),
-        ({"cuda-graph-impl": "transformer_engine", "recompute-granularity": "full", "recompute-method": "uniform",
-          "recompute-num-layers": 1}, "--cuda-graph-impl excludes --recompute-granularity full"),
+        (
+            {"fp8-format": "hybrid", "recompute-granularity": "selective", "recompute-modules": "layernorm"},
+            "recomputing layernorm or moe_act in fp8",
+        ),
+        (
+            {
+                "cuda-graph-impl": "transformer_engine",
+                "recompute-granularity": "full",
+                "recompute-method": "uniform",
+                "recompute-num-layers": 1,
+            },
+            "--cuda-graph-impl excludes --recompute-granularity full",
+        ),
         ({**EXPERTS, "sequence-parallel": False}, "experts with tp above 1 need --sequence-parallel"),
-        ({**EXPERTS, "moe-shared-expert-overlap": True, "moe-token-dispatcher-type": "flex"},
-         "--moe-shared-expert-overlap needs"),
+        (
+            {**EXPERTS, "moe-shared-expert-overlap": True, "moe-token-dispatcher-type": "flex"},
+            "--moe-shared-expert-overlap needs",
+        ),
         ({**EXPERTS, "overlap-moe-expert-parallel-comm": True}, "with pp above 1 needs interleaved stages"),
         ({**EXPERTS, "overlap-moe-expert-parallel-comm": True, "num-layers-per-virtual-pipeline-stage": 2}, ""),
         ({**EXPERTS, "expert-model-parallel-size": 3}, "ep divides --num-experts"),
         ({**EXPERTS, "moe-router-topk": 1}, "--moe-router-topk 1 with softmax needs --moe-router-pre-softmax"),
         ({**EXPERTS, "moe-router-topk": 1, "moe-router-load-balancing-type": "sinkhorn"}, ""),
         ({**EXPERTS, "bf16": False, "fp16": True}, "experts in parallel, or in one grouped GEMM, are not trained with --fp16"),
-        ({"optimizer": "muon", "use-distributed-optimizer": False, "overlap-grad-reduce": False, "overlap-param-gather": False},
-         "need --ckpt-format torch"),
+        (
+            {
+                "optimizer": "muon",
+                "use-distributed-optimizer": False,
+                "overlap-grad-reduce": False,
+                "overlap-param-gather": False,
+            },
+            "need --ckpt-format torch",
+        ),
         ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"}, ""),  # since about 0.15
         (LINEAR, ""),
         ({**LINEAR, "context-parallel-size": 2}, "linear attention needs cp 1, a tp that divides --linear-num-key-heads"),
@@ -105,7 +144,7 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
         ({"use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}, ""),
         ({"cuda-graph-impl": "local", "cuda-graph-scope": "full_iteration"}, "needs --no-check-for-nan-in-loss-and-grad"),
     ],
-)  # fmt: skip
+)
 def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
     given = {flag: value for flag, value in {**GOOD, **changes}.items() if value is not False}
     found = broken(megatron_lm.RULES, Arguments(given, 16))
@@ -126,35 +165,85 @@ def test_rules_of_the_environment_by_hand() -> None:
 @pytest.mark.parametrize(
     ("rules", "given", "says"),
     [
-        (internevo.RULES, {"model": {"num_chunks": 2}, "parallel": {"pipeline": {"size": 2}}, "data": {"micro_num": 4}},
-         "num_chunks above 1 needs pipeline.interleaved_overlap"),
-        (internevo.RULES, {"parallel": {"pipeline": {"size": 2, "mode": "ZBH1"}},
-                           "hybrid_zero_optimizer": {"overlap_sync_grad": True}}, "ZBH1 excludes overlap_sync_grad"),
+        (
+            internevo.RULES,
+            {"model": {"num_chunks": 2}, "parallel": {"pipeline": {"size": 2}}, "data": {"micro_num": 4}},
+            "num_chunks above 1 needs pipeline.interleaved_overlap",
+        ),
+        (
+            internevo.RULES,
+            {"parallel": {"pipeline": {"size": 2, "mode": "ZBH1"}}, "hybrid_zero_optimizer": {"overlap_sync_grad": True}},
+            "ZBH1 excludes overlap_sync_grad",
+        ),
         (internevo.RULES, {"parallel": {"weight": {"size": 2}}}, "weight.size above 1 needs tensor.mode isp"),
         (internevo.RULES, {"model": {"use_flash_attn": False}}, "needs model.use_flash_attn=True"),
-        (torchtitan.RULES, {"parallelism": {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}},
-         "enable_async_tensor_parallel needs a compiled model"),
-        (torchtitan.RULES, {"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble"},
-                            "training": {"local_batch_size": 8}, "compile": {"enable": True}},
-         "schedules that split the backward pass exclude a compiled model"),
-        (torchtitan.RULES, {"parallelism": {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 2,
-                                            "data_parallel_shard_degree": 1}}, "copies without shards exclude"),
+        (
+            torchtitan.RULES,
+            {"parallelism": {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}},
+            "enable_async_tensor_parallel needs a compiled model",
+        ),
+        (
+            torchtitan.RULES,
+            {
+                "parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble"},
+                "training": {"local_batch_size": 8},
+                "compile": {"enable": True},
+            },
+            "schedules that split the backward pass exclude a compiled model",
+        ),
+        (
+            torchtitan.RULES,
+            {
+                "parallelism": {
+                    "pipeline_parallel_degree": 2,
+                    "data_parallel_replicate_degree": 2,
+                    "data_parallel_shard_degree": 1,
+                }
+            },
+            "copies without shards exclude",
+        ),
         (deepspeed.RULES, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "without ZeRO gradients"),
         (deepspeed.RULES, {"zero_optimization": {"stage": 2}, "--pipeline-model-parallel-size": 2}, "ZeRO below stage 2"),
-        (nanotron.RULES, {"parallelism": {"pp": 8}, "tokens": {"batch_accumulation_per_replica": 4},
-                           "model": {"model_config": {"hidden_size": 64}}}, "at least pp - 1"),
-        (accelerate.RULES, {"num_processes": 16, "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},
-                            "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "multiply to num_processes"),
-        (nemo.RULES, {"trainer": {"precision": "16"}, "model": {"megatron_amp_O2": True, "optim": {"name": "fused_adam"}}},
-         "fp16 with megatron_amp_O2"),
+        (
+            nanotron.RULES,
+            {
+                "parallelism": {"pp": 8},
+                "tokens": {"batch_accumulation_per_replica": 4},
+                "model": {"model_config": {"hidden_size": 64}},
+            },
+            "at least pp - 1",
+        ),
+        (
+            accelerate.RULES,
+            {
+                "num_processes": 16,
+                "distributed_type": "FSDP",
+                "fsdp_config": {"fsdp_version": 2},
+                "parallelism_config": {"parallelism_config_dp_shard_size": 8},
+            },
+            "multiply to num_processes",
+        ),
+        (
+            nemo.RULES,
+            {"trainer": {"precision": "16"}, "model": {"megatron_amp_O2": True, "optim": {"name": "fused_adam"}}},
+            "fp16 with megatron_amp_O2",
+        ),
         (bridge.RULES, {"model": {"cuda_graph_impl": "local"}}, "needs rng.te_rng_tracker or model.use_te_rng_tracker"),
-        *((rules, {"model": {"virtual_pipeline_model_parallel_size": 4, "megatron_amp_O2": True}},
-           "virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1")
-          for rules in (bridge.RULES, nemo.RULES)),
-        (primus.RULES, {"patch_zero_bubble": True, "overlap_grad_reduce": True, "pipeline_model_parallel_size": 4},
-         "zero bubble excludes overlap_grad_reduce"),
+        *(
+            (
+                rules,
+                {"model": {"virtual_pipeline_model_parallel_size": 4, "megatron_amp_O2": True}},
+                "virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1",
+            )
+            for rules in (bridge.RULES, nemo.RULES)
+        ),
+        (
+            primus.RULES,
+            {"patch_zero_bubble": True, "overlap_grad_reduce": True, "pipeline_model_parallel_size": 4},
+            "zero bubble excludes overlap_grad_reduce",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rules_of_other_frameworks_by_hand(rules: tuple[Rule, ...], given: dict[str, Any], says: str) -> None:
     found = broken(rules, Arguments(flattened(given)))
     assert len(found) == 1 and says in found[0], found

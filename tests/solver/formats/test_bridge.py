@@ -21,16 +21,37 @@ from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "llama3_8b": {"precision": "fp8", "fp8_recipe": "blockwise", "cp_comm": "a2a", "optimizer_states": "bf16",
-                  "num_layers_at_end_in_bf16": 1, "tp_comm_overlap": False},
-    "mixtral_8x7b": {"recompute_modules": "layernorm+moe_act", "grad_dtype": "fp32", "moe_shared_expert_overlap": True,
-                     "moe_dispatcher": "alltoall"},
-    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "deepep", "recompute_modules": "mla_up_proj",
-                    "moe_fused_experts": True, "fp8_attention": True},
+    "llama3_8b": {
+        "precision": "fp8",
+        "fp8_recipe": "blockwise",
+        "cp_comm": "a2a",
+        "optimizer_states": "bf16",
+        "num_layers_at_end_in_bf16": 1,
+        "tp_comm_overlap": False,
+    },
+    "mixtral_8x7b": {
+        "recompute_modules": "layernorm+moe_act",
+        "grad_dtype": "fp32",
+        "moe_shared_expert_overlap": True,
+        "moe_dispatcher": "alltoall",
+    },
+    "deepseek_v3": {
+        "precision": "mxfp8",
+        "moe_dispatcher": "deepep",
+        "recompute_modules": "mla_up_proj",
+        "moe_fused_experts": True,
+        "fp8_attention": True,
+    },
     "qwen3_30b_a3b": {"cp_comm": "a2a+ring", "cp_a2a_size": 2, "moe_permute_fusion": False},
-    "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "p2p_overlap": False,
-                   "tp_comm_overlap": False, "grad_dtype": "fp32"},
-}  # fmt: skip
+    "llama2_13b": {
+        "precision": "fp16",
+        "overlap_param_gather": False,
+        "attention": "unfused",
+        "p2p_overlap": False,
+        "tp_comm_overlap": False,
+        "grad_dtype": "fp32",
+    },
+}
 #: As the override file of Kimi K2 with eight layers states it, over a recipe that the config.json beside it describes.
 OVERRIDES = """
 model:
@@ -58,8 +79,18 @@ ddp:
 dist:
   use_megatron_fsdp: false
 """
-RUN = Strategy(world_size=64, seq_len=4096, dp=64, zero=1, zero_shard_size=64, cross_entropy_fusion=True, p2p_overlap=True,
-               fp8_recipe="tensorwise", fp8_param_gather=True, framework="megatron-bridge-26.06")  # fmt: skip
+RUN = Strategy(
+    world_size=64,
+    seq_len=4096,
+    dp=64,
+    zero=1,
+    zero_shard_size=64,
+    cross_entropy_fusion=True,
+    p2p_overlap=True,
+    fp8_recipe="tensorwise",
+    fp8_param_gather=True,
+    framework="megatron-bridge-26.06",
+)
 
 
 def load(folder: Path, text: str, model: str = "") -> RunConfig:
@@ -119,13 +150,30 @@ def test_modules_on_the_host_come_back(tmp_path: Path) -> None:
 def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
     expected = {
-        "framework": "megatron-bridge-26.06", "tp": 2, "tp_mode": "msp", "pp": 1, "ep": 8, "etp": 1, "zero": 1,
+        "framework": "megatron-bridge-26.06",
+        "tp": 2,
+        "tp_mode": "msp",
+        "pp": 1,
+        "ep": 8,
+        "etp": 1,
+        "zero": 1,
         "zero_shard_size": 4,
-        "grad_dtype": "bf16", "precision": "bf16", "micro_batch_size": 1, "num_micro_batches": 4, "cross_entropy_fusion": True,
-        "cross_entropy_fusion_impl": "te", "overlap_grad_reduce": True, "overlap_param_gather": True,
-        "moe_dispatcher": "hybridep", "moe_grouped_gemm": True, "tp_comm_overlap": False, "dropout": False,
-        "world_size": 8, "dp": 4, "seq_len": 4096,
-    }  # fmt: skip
+        "grad_dtype": "bf16",
+        "precision": "bf16",
+        "micro_batch_size": 1,
+        "num_micro_batches": 4,
+        "cross_entropy_fusion": True,
+        "cross_entropy_fusion_impl": "te",
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "moe_dispatcher": "hybridep",
+        "moe_grouped_gemm": True,
+        "tp_comm_overlap": False,
+        "dropout": False,
+        "world_size": 8,
+        "dp": 4,
+        "seq_len": 4096,
+    }
     assert expected.items() <= config.layout.items()
     assert config.assumed == ("world_size",)
     assert "the file changes a recipe, which is taken to have overlap_grad_reduce True, overlap_param_gather True, " in "".join(
@@ -135,8 +183,7 @@ def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
         "ddp.grad_reduce_in_fp32 false holds if the recipe's mixed_precision has it too" in note for note in config.notes
     )
     assert same_model(config.model, model_of("qwen3_30b_a3b"), 2)
-    assert config.ignored == ("model.pipeline_model_parallel_layout", "train.train_iters",
-                              "optimizer", "scheduler", "dist")  # fmt: skip
+    assert config.ignored == ("model.pipeline_model_parallel_layout", "train.train_iters", "optimizer", "scheduler", "dist")
 
 
 def test_switches_that_comm_overlap_sets_anew_are_named(tmp_path: Path) -> None:
@@ -169,11 +216,20 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
     ("old", "new", "field", "value"),
     [
         ("grad_reduce_in_fp32: false", "use_megatron_fsdp: true\n  data_parallel_sharding_strategy: optim_grads", "zero", 2),
-        ("lr: 0.0003", "use_precision_aware_optimizer: true\n  exp_avg_dtype: {_target_: torch.bfloat16, _call_: false}\n"
-         "  exp_avg_sq_dtype: torch.bfloat16", "optimizer_states", "bf16"),
+        (
+            "lr: 0.0003",
+            "use_precision_aware_optimizer: true\n  exp_avg_dtype: {_target_: torch.bfloat16, _call_: false}\n"
+            "  exp_avg_sq_dtype: torch.bfloat16",
+            "optimizer_states",
+            "bf16",
+        ),
         ("lr: 0.0003", "optimizer_cpu_offload: true\n  optimizer_offload_fraction: 0.25", "optimizer_offload_fraction", 0.25),
-        ("apply_rope_fusion: false", "recompute_granularity: selective\n  recompute_modules: [moe_act, layernorm]",
-         "recompute_modules", "layernorm+moe_act"),
+        (
+            "apply_rope_fusion: false",
+            "recompute_granularity: selective\n  recompute_modules: [moe_act, layernorm]",
+            "recompute_modules",
+            "layernorm+moe_act",
+        ),
         ("apply_rope_fusion: false", "moe_token_dispatcher_type: flex\n  moe_enable_deepep: true", "moe_dispatcher", "deepep"),
         ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
         ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
@@ -182,12 +238,20 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
         ("apply_rope_fusion: false", "apply_rope_fusion: false", "etp", 1),
         ("apply_rope_fusion: false", "expert_tensor_parallel_size: null", "etp", 2),
         ("apply_rope_fusion: false", "moe_router_force_load_balancing: true", "moe_imbalance", 1.0),
-        ("lr: 0.0003", "main_params_dtype: torch.float32\n  main_grads_dtype: {_target_: torch.float32, _call_: false}",
-         "grad_dtype", "bf16"),
-        ("apply_rope_fusion: false", "cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [attn, moe_router]",
-         "cuda_graph_modules", "attn+moe_router"),
+        (
+            "lr: 0.0003",
+            "main_params_dtype: torch.float32\n  main_grads_dtype: {_target_: torch.float32, _call_: false}",
+            "grad_dtype",
+            "bf16",
+        ),
+        (
+            "apply_rope_fusion: false",
+            "cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [attn, moe_router]",
+            "cuda_graph_modules",
+            "attn+moe_router",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: Path) -> None:
     assert old in OVERRIDES and load(tmp_path, OVERRIDES.replace(old, new), "qwen3_30b_a3b").layout[field] == value
 
@@ -373,8 +437,11 @@ def test_the_dispatcher_that_a_file_states_over_a_recipe(keys: str, dispatcher: 
 
 def test_a_backend_that_does_not_exist_is_refused_over_a_recipe_too(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="deppep"):
-        load(tmp_path, OVERRIDES.replace("  moe_grouped_gemm", "  moe_flex_dispatcher_backend: deppep\n  moe_grouped_gemm"),
-             "qwen3_30b_a3b")  # fmt: skip
+        load(
+            tmp_path,
+            OVERRIDES.replace("  moe_grouped_gemm", "  moe_flex_dispatcher_backend: deppep\n  moe_grouped_gemm"),
+            "qwen3_30b_a3b",
+        )
 
 
 def test_kernels_that_are_not_fused_are_left_out_and_said(tmp_path: Path) -> None:

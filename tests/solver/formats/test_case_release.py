@@ -12,8 +12,14 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model_from_keys import model_from_keys
 from solver.spec.model_size import parameters
 
-LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-         "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 
 
 def released(framework: str, hardware: str, gated: bool = True, **run: Any) -> dict[str, Any]:
@@ -74,12 +80,20 @@ def test_ends_count_as_layers_where_they_make_the_stages_divide() -> None:
 
 @pytest.mark.parametrize(
     ("run", "field", "value"),
-    [({"gradient_checkpointing": True}, "recompute", "full"), ({"gradient_checkpointing": "none"}, "recompute", "none"),
-     ({"use_distributed_optimizer": True}, "zero", 1), ({"tp_size": 4}, "tp", 4), ({"torch_compile": True}, "compile", True),
-     ({"zero": "stage 1"}, "zero", 1), ({"optimizer": "AdamW"}, "optimizer", "adam"), ({"seq_len": "8192"}, "seq_len", 8192),
-     ({"precision": "fp8 current scaling"}, "fp8_recipe", "tensorwise"), ({"attention": "flash-attn"}, "attention", "flash"),
-     ({"tp": 8, "tp_mode": "isp", "wp": 16, "zero": 1}, "zero_shard_size", 4)],
-)  # fmt: skip
+    [
+        ({"gradient_checkpointing": True}, "recompute", "full"),
+        ({"gradient_checkpointing": "none"}, "recompute", "none"),
+        ({"use_distributed_optimizer": True}, "zero", 1),
+        ({"tp_size": 4}, "tp", 4),
+        ({"torch_compile": True}, "compile", True),
+        ({"zero": "stage 1"}, "zero", 1),
+        ({"optimizer": "AdamW"}, "optimizer", "adam"),
+        ({"seq_len": "8192"}, "seq_len", 8192),
+        ({"precision": "fp8 current scaling"}, "fp8_recipe", "tensorwise"),
+        ({"attention": "flash-attn"}, "attention", "flash"),
+        ({"tp": 8, "tp_mode": "isp", "wp": 16, "zero": 1}, "zero_shard_size", 4),
+    ],
+)
 def test_settings_in_the_words_of_other_tools(run: dict[str, Any], field: str, value: Any) -> None:
     found = case(LLAMA, **run)
     assert found.skipped is None and getattr(found.strategy, field) == value
@@ -87,8 +101,14 @@ def test_settings_in_the_words_of_other_tools(run: dict[str, Any], field: str, v
 
 
 def test_models_in_the_words_of_other_tools() -> None:
-    words = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_heads": 32, "num_query_groups": 8,
-             "vocab_size": 128256}  # fmt: skip
+    words = {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "ffn_hidden_size": 14336,
+        "num_heads": 32,
+        "num_query_groups": 8,
+        "vocab_size": 128256,
+    }
     one, other = case(words).model, case(LLAMA).model
     assert one == other
     mixtral = case({**LLAMA, "num_experts": 8, "moe_top_k": 2}).model
@@ -96,8 +116,14 @@ def test_models_in_the_words_of_other_tools() -> None:
 
 
 def test_a_model_of_a_known_name_and_shape_has_its_blocks() -> None:
-    gpt3 = {"name": "GPT3-175B", "hidden_size": 12288, "intermediate_size": 49152, "num_hidden_layers": 96,
-            "num_attention_heads": 96, "vocab_size": 50257}  # fmt: skip
+    gpt3 = {
+        "name": "GPT3-175B",
+        "hidden_size": 12288,
+        "intermediate_size": 49152,
+        "num_hidden_layers": 96,
+        "num_attention_heads": 96,
+        "vocab_size": 50257,
+    }
     found = case(gpt3, tp=8, pp=8, seq_len=2048).model
     assert found is not None and not found.gated_mlp and found.norm == "layernorm"
     assert parameters(found) == pytest.approx(175e9, rel=0.01)

@@ -102,10 +102,18 @@ def test_the_hardware_of_a_cluster_is_a_name(hardware: Any, tmp_path: Path) -> N
         load_cluster(tmp_path / "cluster.json")
 
 
-@pytest.mark.parametrize(("name", "found"), [
-    (7, "7B_internlm2.py"), ("7", "7B_internlm2.py"), ("20B", "20B_internlm2.py"), ("70b", "70B_internlm.py"),
-    (104, "104B_internlm.py"), ("llama3_70b", "models/llama3_70b.json"), ("7B_internlm2", "7B_internlm2.py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (7, "7B_internlm2.py"),
+        ("7", "7B_internlm2.py"),
+        ("20B", "20B_internlm2.py"),
+        ("70b", "70B_internlm.py"),
+        (104, "104B_internlm.py"),
+        ("llama3_70b", "models/llama3_70b.json"),
+        ("7B_internlm2", "7B_internlm2.py"),
+    ],
+)
 def test_models_are_found_by_size_and_by_name(name, found):
     assert find_model(name) == CONFIGS / found
 
@@ -126,10 +134,18 @@ def test_a_nearly_right_name_is_suggested():
 # --- meaning of InternEvo's keys
 
 
-@pytest.mark.parametrize(("hidden", "ratio", "multiple", "width"), [
-    (4096, "3.5", 256, 14336), (4096, "2.6875", 256, 11008), (4096, "8 / 3", 256, 11008), (6144, "8 / 3", 256, 16384),
-    (5120, "2.7", 256, 13824), (1024, "1.5", 128, 1536), (4096, "8 / 3", 1, 10922),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hidden", "ratio", "multiple", "width"),
+    [
+        (4096, "3.5", 256, 14336),
+        (4096, "2.6875", 256, 11008),
+        (4096, "8 / 3", 256, 11008),
+        (6144, "8 / 3", 256, 16384),
+        (5120, "2.7", 256, 13824),
+        (1024, "1.5", 128, 1536),
+        (4096, "8 / 3", 1, 10922),
+    ],
+)
 def test_the_mlp_is_rounded_up_as_internevo_does(load, hidden, ratio, multiple, width):
     run = load(SMALL + f"model = dict(model, hidden_size={hidden}, mlp_ratio={ratio}, multiple_of={multiple})")
     assert run.model.intermediate_size == width
@@ -140,20 +156,34 @@ def test_kv_heads_default_to_heads(load):
     assert load(with_model(num_kv_attention_heads=8)).model.num_key_value_heads == 8
 
 
-@pytest.mark.parametrize(("zero1", "zero", "shard"), [
-    ("dict(size=-1)", 1, -1), ("dict(size=0)", 1, -1), ("dict(size=1)", 0, 1), ("dict(size=8)", 1, 8), ("8", 1, 8),
-    ("-1", 1, -1), ("dict(size=-1, fsdp=True)", 3, -1), ("dict(size=8, fsdp=False)", 1, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("zero1", "zero", "shard"),
+    [
+        ("dict(size=-1)", 1, -1),
+        ("dict(size=0)", 1, -1),
+        ("dict(size=1)", 0, 1),
+        ("dict(size=8)", 1, 8),
+        ("8", 1, 8),
+        ("-1", 1, -1),
+        ("dict(size=-1, fsdp=True)", 3, -1),
+        ("dict(size=8, fsdp=False)", 1, 8),
+    ],
+)
 def test_zero1_sizes(load, zero1, zero, shard):
     layout = load(with_parallel(f"zero1={zero1}")).layout
     assert (layout["zero"], layout["zero_shard_size"]) == (zero, shard)
 
 
-@pytest.mark.parametrize(("text", "tp", "mode"), [
-    ("tensor=4", 4, "mtp"), ("tensor=4, sequence_parallel=True", 4, "msp"), ("tensor=dict(size=4)", 4, "mtp"),
-    ("tensor=dict(size=2, mode='fsp')", 2, "fsp"),
-    ("tensor=dict(size=2, mode='mtp'), sequence_parallel=True", 2, "mtp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "tp", "mode"),
+    [
+        ("tensor=4", 4, "mtp"),
+        ("tensor=4, sequence_parallel=True", 4, "msp"),
+        ("tensor=dict(size=4)", 4, "mtp"),
+        ("tensor=dict(size=2, mode='fsp')", 2, "fsp"),
+        ("tensor=dict(size=2, mode='mtp'), sequence_parallel=True", 2, "mtp"),
+    ],
+)
 def test_tensor_modes(load, text, tp, mode):
     layout = load(with_parallel(text)).layout
     assert (layout["tp"], layout["tp_mode"]) == (tp, mode)
@@ -171,10 +201,19 @@ def test_sequence_2d_splits_the_tensor_group_into_heads_and_context(load):
     assert (layout["tp"], layout["cp"]) == (2, 4)
 
 
-@pytest.mark.parametrize(("checkpoint", "pp", "recompute", "layers"), [
-    (False, 1, "none", -1), (True, 1, "full", -1), (0, 1, "none", -1), (1, 4, "full", -1), (0.5, 1, "full", 16),
-    (0.5, 4, "full", 4), (0.3, 4, "full", 2), (0.01, 4, "none", -1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("checkpoint", "pp", "recompute", "layers"),
+    [
+        (False, 1, "none", -1),
+        (True, 1, "full", -1),
+        (0, 1, "none", -1),
+        (1, 4, "full", -1),
+        (0.5, 1, "full", 16),
+        (0.5, 4, "full", 4),
+        (0.3, 4, "full", 2),
+        (0.01, 4, "none", -1),
+    ],
+)
 def test_checkpoint_is_the_share_of_a_stages_layers(load, checkpoint, pp, recompute, layers):
     layout = load(with_model(checkpoint=checkpoint) + f"parallel = dict(parallel, pipeline={pp})").layout
     assert (layout["recompute"], layout["recompute_layers"]) == (recompute, layers)
@@ -190,9 +229,14 @@ def test_chunks_interleave_the_pipeline(load):
     assert "model.num_chunks" in one_stage.ignored
 
 
-@pytest.mark.parametrize(("pipeline", "schedule"), [
-    ("dict(size=4, mode='zbh1')", "zb-h1"), ("dict(size=4, zero_bubble=True)", "zb-h1"), ("4", "1f1b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pipeline", "schedule"),
+    [
+        ("dict(size=4, mode='zbh1')", "zb-h1"),
+        ("dict(size=4, zero_bubble=True)", "zb-h1"),
+        ("4", "1f1b"),
+    ],
+)
 def test_pipeline_schedules(load, pipeline, schedule):
     assert load(with_parallel(f"pipeline={pipeline}")).layout["schedule"] == schedule
 
@@ -251,15 +295,37 @@ model = dict(model, hidden_size=HIDDEN / 1, num_layers=1 << 5)
     assert values["adam"].lines == {"lr": 11, "weight_decay": 11, "adam_beta1": 11}
 
 
-@pytest.mark.parametrize("attack", [
-    "x = __import__('os').system('touch {mark}')", "import os", "from os import system", "exec('1')",
-    "open('{mark}', 'w')", "x = open('{mark}', 'w')", "x = (lambda: open('{mark}', 'w'))()",
-    "x = [open('{mark}', 'w') for _ in (1,)]", "x = ().__class__.__bases__", "def f():\n    pass",
-    "class C:\n    open('{mark}', 'w')", "if True:\n    x = 1", "x = 1 if True else 2",
-    "with open('{mark}', 'w'):\n    pass",
-    "x = f'{{open(\"{mark}\")}}'", "x = int(open('{mark}', 'w'))", "x = dict(a=eval('1'))", "del HIDDEN", "x = y = z()",
-    "x, y = 1, 2", "x: 'open()' = print()", "HIDDEN += 1", "x = (y := 1)", "x = {{*()}}", "x = 'a' * 9", "x = 'a' % 9",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "x = __import__('os').system('touch {mark}')",
+        "import os",
+        "from os import system",
+        "exec('1')",
+        "open('{mark}', 'w')",
+        "x = open('{mark}', 'w')",
+        "x = (lambda: open('{mark}', 'w'))()",
+        "x = [open('{mark}', 'w') for _ in (1,)]",
+        "x = ().__class__.__bases__",
+        "def f():\n    pass",
+        "class C:\n    open('{mark}', 'w')",
+        "if True:\n    x = 1",
+        "x = 1 if True else 2",
+        "with open('{mark}', 'w'):\n    pass",
+        "x = f'{{open(\"{mark}\")}}'",
+        "x = int(open('{mark}', 'w'))",
+        "x = dict(a=eval('1'))",
+        "del HIDDEN",
+        "x = y = z()",
+        "x, y = 1, 2",
+        "x: 'open()' = print()",
+        "HIDDEN += 1",
+        "x = (y := 1)",
+        "x = {{*()}}",
+        "x = 'a' * 9",
+        "x = 'a' % 9",
+    ],
+)
 def test_nothing_is_executed(load, tmp_path, attack):
     mark = tmp_path / "mark"
     with pytest.raises(InputError, match=r"run\.py, line 1: .* is not read.* not run; allowed are numbers"):
@@ -267,13 +333,25 @@ def test_nothing_is_executed(load, tmp_path, attack):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("bomb", [
-    "a = 9**9**9**9", "a = 1 << 10**9", "a = [1]\n" + "a = a + a\n" * 60, "a = 'x'\n" + "a = f'{a}{a}'\n" * 60,
-    "a = [1]\n" + "a = [a, a]\n" * 60 + "model = dict(hidden_size=a)",
-    "a = (1,)\n" + "a = (a, a)\n" * 60 + "b = {a: 1}",
-    "a = dict(b=1)\n" + "a = dict(b=a, c=a)\n" * 60 + "model = a", "a = 1e300**9", "a = 10**300 * 10**300 * 1.5",
-    "a = " + "(" * 500, "a = " + "-" * 200_000 + "1", "a = 1" + " + 1" * 50_000, "a = " + "9" * 9000, "a = '\0'",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "a = 9**9**9**9",
+        "a = 1 << 10**9",
+        "a = [1]\n" + "a = a + a\n" * 60,
+        "a = 'x'\n" + "a = f'{a}{a}'\n" * 60,
+        "a = [1]\n" + "a = [a, a]\n" * 60 + "model = dict(hidden_size=a)",
+        "a = (1,)\n" + "a = (a, a)\n" * 60 + "b = {a: 1}",
+        "a = dict(b=1)\n" + "a = dict(b=a, c=a)\n" * 60 + "model = a",
+        "a = 1e300**9",
+        "a = 10**300 * 10**300 * 1.5",
+        "a = " + "(" * 500,
+        "a = " + "-" * 200_000 + "1",
+        "a = 1" + " + 1" * 50_000,
+        "a = " + "9" * 9000,
+        "a = '\0'",
+    ],
+)
 def test_no_file_makes_the_reader_slow(load, bomb):
     start = time.process_time()
     with pytest.raises(InputError, match=r"run\.py"):
@@ -281,15 +359,18 @@ def test_no_file_makes_the_reader_slow(load, bomb):
     assert time.process_time() - start < 2
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("data = dict(\n  seq_len=2048", "line 1: not valid Python: '(' was never closed"),
-    ("data = dict(\n  seq_len=LENGTH)", "line 2: the name 'LENGTH' is not assigned above"),
-    ("HIDDEN_SIZE = 1\nmodel = dict(hidden_size=HIDEN_SIZE)", "did you mean 'HIDDEN_SIZE'"),
-    ("a = 1 / 0", "line 1: cannot be computed: division by zero"),
-    ("a = dict(b=1, b=2)", "line 1: the key 'b' is given twice"),
-    ("a = dict(lr=1)\nb = a['rl']", "line 2: there is no key 'rl'"),
-    ("a = [1, 2][2]", "line 1: there is no item 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data = dict(\n  seq_len=2048", "line 1: not valid Python: '(' was never closed"),
+        ("data = dict(\n  seq_len=LENGTH)", "line 2: the name 'LENGTH' is not assigned above"),
+        ("HIDDEN_SIZE = 1\nmodel = dict(hidden_size=HIDEN_SIZE)", "did you mean 'HIDDEN_SIZE'"),
+        ("a = 1 / 0", "line 1: cannot be computed: division by zero"),
+        ("a = dict(b=1, b=2)", "line 1: the key 'b' is given twice"),
+        ("a = dict(lr=1)\nb = a['rl']", "line 2: there is no key 'rl'"),
+        ("a = [1, 2][2]", "line 1: there is no item 2"),
+    ],
+)
 def test_mistakes_in_python_are_reported_with_their_line(load, text, message):
     with pytest.raises(InputError) as error:
         load(text)
@@ -299,43 +380,46 @@ def test_mistakes_in_python_are_reported_with_their_line(load, text, message):
 # --- wrong keys and values
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (with_model(hiden_size=1), "line 6: model has no key 'hiden_size' (did you mean 'hidden_size'?); known keys are"),
-    (SMALL + "data = dict(data, micro_bs=1)", "line 6: data has no key 'micro_bs' (did you mean 'micro_bsz'?)"),
-    (with_parallel("zero1=dict(sise=1)"), "parallel.zero1 has no key 'sise' (did you mean 'size'?)"),
-    (SMALL + "adam = dict(\n  lr=1,\n  weight_deca=2)", "line 8: adam has no key 'weight_deca'"),
-    (SMALL + "modle = dict()", "line 6: there is no section or setting 'modle' (did you mean 'model'?); known names"),
-    (SMALL.replace("num_layers=32, ", ""), "model.num_layers is missing; it must be a whole number"),
-    ("data = dict(seq_len=1)", "model.hidden_size is missing"),
-    (with_model(hidden_size="big"), "line 6: model.hidden_size is 'big'; it must be a whole number of at least 1"),
-    (with_model(hidden_size=4096.5), "it must be a whole number"),
-    (with_model(hidden_size=True), "it must be a whole number"),
-    (with_model(num_layers=0), "of at least 1"),
-    (with_model(num_layers=2**2000), "it must be a whole number"),
-    (with_model(mlp_ratio=-1), "model.mlp_ratio is -1; it must be a positive number"),
-    (with_model(num_attention_heads=33), "it must be a divisor of hidden_size 4096"),
-    (with_model(num_kv_attention_heads=5), "not a multiple of num_key_value_heads"),
-    (with_model(checkpoint=1.5), "it must be True, False or the share of layers"),
-    (with_model(dtype="torch.float32"), "it must be one of torch.bfloat16, torch.float16"),
-    (with_model(norm_type="batchnorm"), "one of rmsnorm, layernorm"),
-    (with_model(use_sliding_window=True), "because a window over the keys is not modelled"),
-    (with_model(use_swiglu=False), "because an MLP without a gate"),
-    (with_model(drop_rate=0.1), "because dropout is not modelled"),
-    (SMALL + "use_fp32_norm = True", "because norms in 32 bits is not modelled"),
-    (with_model(parallel_output=False) + "parallel = dict(tensor=4)", "it must be True with tensor parallelism"),
-    (SMALL + "model = 5", "line 6: model is 5; it must be a section"),
-    (SMALL + "model = [1]", "line 6: model is a list; it must be a section"),
-    (with_parallel("tensor=dict(size=2, mode='tsp')"), "parallel.tensor.mode is 'tsp'; it must be one of mtp, msp"),
-    (with_parallel("tensor=dict(size=[2])"), "parallel.tensor.size is a list"),
-    (with_parallel("weight=dict(size=2)"), "only the tensor mode isp splits weights"),
-    (with_parallel("zero1=dict(size=-1, fsdp=True), pipeline=2"), "False with the tensor mode isp or a pipeline"),
-    (with_parallel("pipeline=64"), "at most the 32 layers"),
-    (with_parallel("pipeline=dict(size=4, mode='zbv')"), "it must be one of 1f1b, zbh1"),
-    (with_parallel("pipeline=dict(size=4, use_zeropp=True)"), "that schedule is not modelled"),
-    (with_parallel("tensor=8, sequence_2D=dict(enable=True, head_size=2, context_size=2)"), "the tensor size 8"),
-    (with_parallel("fsdp=dict(enable=True)"), "zero1=dict(fsdp=True)"),
-    (SMALL + "hybrid_zero_optimizer = dict(overlap_sync_grad='yes')", "it must be True or False"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (with_model(hiden_size=1), "line 6: model has no key 'hiden_size' (did you mean 'hidden_size'?); known keys are"),
+        (SMALL + "data = dict(data, micro_bs=1)", "line 6: data has no key 'micro_bs' (did you mean 'micro_bsz'?)"),
+        (with_parallel("zero1=dict(sise=1)"), "parallel.zero1 has no key 'sise' (did you mean 'size'?)"),
+        (SMALL + "adam = dict(\n  lr=1,\n  weight_deca=2)", "line 8: adam has no key 'weight_deca'"),
+        (SMALL + "modle = dict()", "line 6: there is no section or setting 'modle' (did you mean 'model'?); known names"),
+        (SMALL.replace("num_layers=32, ", ""), "model.num_layers is missing; it must be a whole number"),
+        ("data = dict(seq_len=1)", "model.hidden_size is missing"),
+        (with_model(hidden_size="big"), "line 6: model.hidden_size is 'big'; it must be a whole number of at least 1"),
+        (with_model(hidden_size=4096.5), "it must be a whole number"),
+        (with_model(hidden_size=True), "it must be a whole number"),
+        (with_model(num_layers=0), "of at least 1"),
+        (with_model(num_layers=2**2000), "it must be a whole number"),
+        (with_model(mlp_ratio=-1), "model.mlp_ratio is -1; it must be a positive number"),
+        (with_model(num_attention_heads=33), "it must be a divisor of hidden_size 4096"),
+        (with_model(num_kv_attention_heads=5), "not a multiple of num_key_value_heads"),
+        (with_model(checkpoint=1.5), "it must be True, False or the share of layers"),
+        (with_model(dtype="torch.float32"), "it must be one of torch.bfloat16, torch.float16"),
+        (with_model(norm_type="batchnorm"), "one of rmsnorm, layernorm"),
+        (with_model(use_sliding_window=True), "because a window over the keys is not modelled"),
+        (with_model(use_swiglu=False), "because an MLP without a gate"),
+        (with_model(drop_rate=0.1), "because dropout is not modelled"),
+        (SMALL + "use_fp32_norm = True", "because norms in 32 bits is not modelled"),
+        (with_model(parallel_output=False) + "parallel = dict(tensor=4)", "it must be True with tensor parallelism"),
+        (SMALL + "model = 5", "line 6: model is 5; it must be a section"),
+        (SMALL + "model = [1]", "line 6: model is a list; it must be a section"),
+        (with_parallel("tensor=dict(size=2, mode='tsp')"), "parallel.tensor.mode is 'tsp'; it must be one of mtp, msp"),
+        (with_parallel("tensor=dict(size=[2])"), "parallel.tensor.size is a list"),
+        (with_parallel("weight=dict(size=2)"), "only the tensor mode isp splits weights"),
+        (with_parallel("zero1=dict(size=-1, fsdp=True), pipeline=2"), "False with the tensor mode isp or a pipeline"),
+        (with_parallel("pipeline=64"), "at most the 32 layers"),
+        (with_parallel("pipeline=dict(size=4, mode='zbv')"), "it must be one of 1f1b, zbh1"),
+        (with_parallel("pipeline=dict(size=4, use_zeropp=True)"), "that schedule is not modelled"),
+        (with_parallel("tensor=8, sequence_2D=dict(enable=True, head_size=2, context_size=2)"), "the tensor size 8"),
+        (with_parallel("fsdp=dict(enable=True)"), "zero1=dict(fsdp=True)"),
+        (SMALL + "hybrid_zero_optimizer = dict(overlap_sync_grad='yes')", "it must be True or False"),
+    ],
+)
 def test_wrong_keys_and_values_are_reported_with_the_valid_ones(load, text, message):
     with pytest.raises(InputError) as error:
         load(text)
@@ -351,12 +435,26 @@ def test_helpers_in_capitals_and_used_names_are_valid(load):
 
 
 LLAMA = {
-    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
-    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
-    "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-    "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
-    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.31.0", "vocab_size": 32000,
-}  # fmt: skip
+    "_name_or_path": "meta-llama/Llama-2-7b-hf",
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0",
+    "vocab_size": 32000,
+}
 BARE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 
 
@@ -380,8 +478,14 @@ def test_a_bare_model_refuses_unknown_keys(load):
         load({k: v for k, v in BARE.items() if k != "vocab_size"}, "m.json")
     with pytest.raises(InputError, match="hidden_size is '64'; it must be a whole number"):
         load({**BARE, "hidden_size": "64"}, "m.json")
-    for key, value in [("num_attention_heads", 0), ("num_experts", "many"), ("bias", 1), ("kv_lora_rank", [1]),
-                       ("vocab_size", 10**400), ("max_position_embeddings", -1)]:  # fmt: skip
+    for key, value in [
+        ("num_attention_heads", 0),
+        ("num_experts", "many"),
+        ("bias", 1),
+        ("kv_lora_rank", [1]),
+        ("vocab_size", 10**400),
+        ("max_position_embeddings", -1),
+    ]:
         with pytest.raises(InputError, match=r"m\.json"):
             load({**BARE, key: value}, "m.json")
 
@@ -401,28 +505,38 @@ def test_a_layout_may_have_more_expert_than_tensor_ranks(load):
     assert load({"model": "mixtral_8x7b", "layout": layout}, "run.json").layout == layout
 
 
-@pytest.mark.parametrize(("plain", "message"), [
-    ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are account_for"),
-    ({"model": BARE, "layout": {"tp": True}}, "layout key tp is True; it must be a whole number"),
-    ({"model": BARE, "layout": {"tp": 0}}, "layout key tp is 0; it must be a whole number of at least 1"),
-    ({"model": BARE, "layout": {"tp_mode": "tsp"}}, "tp_mode is 'tsp'; it must be one of mtp"),
-    ({"model": BARE, "layout": {"compile": 1}}, "compile is 1; it must be true or false"),
-    ({"model": BARE, "layout": [1]}, "layout must be an object"),
-    ({"model": BARE, "layouts": {}}, "unknown key 'layouts' (did you mean 'layout'?)"),
-    ({"model": 7}, "model must be an object of model keys or a shipped model's name"),
-    ({"model": "llama9"}, "no model is called 'llama9'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are account_for"),
+        ({"model": BARE, "layout": {"tp": True}}, "layout key tp is True; it must be a whole number"),
+        ({"model": BARE, "layout": {"tp": 0}}, "layout key tp is 0; it must be a whole number of at least 1"),
+        ({"model": BARE, "layout": {"tp_mode": "tsp"}}, "tp_mode is 'tsp'; it must be one of mtp"),
+        ({"model": BARE, "layout": {"compile": 1}}, "compile is 1; it must be true or false"),
+        ({"model": BARE, "layout": [1]}, "layout must be an object"),
+        ({"model": BARE, "layouts": {}}, "unknown key 'layouts' (did you mean 'layout'?)"),
+        ({"model": 7}, "model must be an object of model keys or a shipped model's name"),
+        ({"model": "llama9"}, "no model is called 'llama9'"),
+    ],
+)
 def test_wrong_json_is_reported(load, plain, message):
     with pytest.raises(InputError) as error:
         load(plain, "run.json")
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("{\n'a': 1}", "line 2: not valid JSON"), ("[1]", "is an object {...}, not a list"), ("", "not valid JSON"),
-    ("[" * 100_000, "not valid JSON"), (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
-    (b" " * (MAX_BYTES + 1), "larger than 1 MiB"), ('{"model": ' * 90_000, r"run.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{\n'a': 1}", "line 2: not valid JSON"),
+        ("[1]", "is an object {...}, not a list"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
+        (b" " * (MAX_BYTES + 1), "larger than 1 MiB"),
+        ('{"model": ' * 90_000, r"run.json"),
+    ],
+)
 def test_invalid_json_files(load, content, message):
     with pytest.raises(InputError) as error:
         load(content, "run.json")
@@ -437,8 +551,9 @@ def test_files_that_cannot_be_read(load, tmp_path):
         (tmp_path / "none.py", "no such file; it should be a configuration file"),
         (tmp_path, "is a folder; a configuration is one file"),
         (tmp_path / "run.ini", "a configuration is a framework's file, or a model's"),
-        (tmp_path / ("x" * 300 + ".py"), "cannot be read"), (Path("a\0b.py"), "cannot be read"),
-    ]:  # fmt: skip
+        (tmp_path / ("x" * 300 + ".py"), "cannot be read"),
+        (Path("a\0b.py"), "cannot be read"),
+    ]:
         with pytest.raises(InputError, match=message):
             load_run_config(path)
     (tmp_path / "folder.py").mkdir()
@@ -536,10 +651,28 @@ def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> Non
 @pytest.mark.parametrize(
     ("world", "part"),
     [
-        (4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 64), (576, 64),
-        (76, 40), (108, 56), (152, 56), (184, 64), (104, 56), (120, 40), (136, 72), (208, 72), (240, 48), (264, 72), (60, 60),
+        (4, 4),
+        (64, 64),
+        (72, 72),
+        (96, 48),
+        (144, 72),
+        (256, 64),
+        (1024, 64),
+        (13824, 64),
+        (576, 64),
+        (76, 40),
+        (108, 56),
+        (152, 56),
+        (184, 64),
+        (104, 56),
+        (120, 40),
+        (136, 72),
+        (208, 72),
+        (240, 48),
+        (264, 72),
+        (60, 60),
     ],
-)  # fmt: skip
+)
 def test_the_part_of_each_rack_that_a_job_gets(world: int, part: int) -> None:
     """Of 72 GPUs in hosts of 4: evenly, or where that leaves little, the fewest racks, of which the last gives fewer."""
     cluster = cluster_of(DEVICES["gb200"], {}).for_world(world)

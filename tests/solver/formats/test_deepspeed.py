@@ -21,9 +21,12 @@ from solver.step.memory import MEMORY_PARTS
 
 #: As Megatron-DeepSpeed's example of a Llama 2 writes it, with the numbers in their places.
 EXAMPLE: dict[str, Any] = {
-    "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1, "zero_optimization": {"stage": 1},
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "steps_per_print": 1,
+    "zero_optimization": {"stage": 1},
     "bf16": {"enabled": True},
-}  # fmt: skip
+}
 SCRIPT = """
 torchrun --nproc_per_node 8 --nnodes 1 --node_rank $NODE_RANK pretrain_gpt.py \\
   --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 24 --hidden-size 2048 --ffn-hidden-size 5504 \\
@@ -39,8 +42,17 @@ torchrun --nproc_per_node 8 --nnodes 1 --node_rank $NODE_RANK pretrain_gpt.py \\
 TRAINER = (
     "deepspeed --num_nodes 2 --num_gpus 8 run_clm.py --deepspeed run.json --block_size 1024 --per_device_train_batch_size 3"
 )
-RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=1, zero_shard_size=16, grad_dtype="fp16", overlap_grad_reduce=False,
-               attention="unfused", framework="megatron-deepspeed")  # fmt: skip
+RUN = Strategy(
+    world_size=16,
+    seq_len=4096,
+    dp=16,
+    zero=1,
+    zero_shard_size=16,
+    grad_dtype="fp16",
+    overlap_grad_reduce=False,
+    attention="unfused",
+    framework="megatron-deepspeed",
+)
 
 
 def load(folder: Path, settings: dict[str, Any], script: str = SCRIPT, name: str = "run.json") -> RunConfig:
@@ -55,8 +67,10 @@ def beside(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "internlm2_7b"])
-@pytest.mark.parametrize("constants", [{}, {"attention": "flash", "precision": "fp16", "overlap_grad_reduce": True},
-                                       {"grad_dtype": "fp32", "precision": "fp32"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "constants",
+    [{}, {"attention": "flash", "precision": "fp16", "overlap_grad_reduce": True}, {"grad_dtype": "fp32", "precision": "fp32"}],
+)
 def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(name)
     runs = [
@@ -167,10 +181,24 @@ def test_the_stage_that_a_comparison_changes_to_has_its_own_default(tmp_path: Pa
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     expected = {
-        "framework": "megatron-deepspeed", "world_size": 8, "tp": 2, "pp": 2, "dp": 2, "tp_mode": "mtp", "zero": 1,
-        "zero_shard_size": 2, "micro_batch_size": 4, "num_micro_batches": 4, "precision": "bf16", "grad_dtype": "bf16",
-        "attention": "unfused", "dropout": False, "recompute": "full", "overlap_grad_reduce": None, "seq_len": 2048,
-    }  # fmt: skip
+        "framework": "megatron-deepspeed",
+        "world_size": 8,
+        "tp": 2,
+        "pp": 2,
+        "dp": 2,
+        "tp_mode": "mtp",
+        "zero": 1,
+        "zero_shard_size": 2,
+        "micro_batch_size": 4,
+        "num_micro_batches": 4,
+        "precision": "bf16",
+        "grad_dtype": "bf16",
+        "attention": "unfused",
+        "dropout": False,
+        "recompute": "full",
+        "overlap_grad_reduce": None,
+        "seq_len": 2048,
+    }
     assert expected.items() <= config.layout.items() and config.assumed == ()
     model = config.model
     assert (model.num_key_value_heads, model.norm, model.position, model.vocab_size) == (4, "rmsnorm", "rope", 32000)
@@ -180,11 +208,26 @@ def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
 
 def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
     beside(tmp_path)
-    settings = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 5,
-                "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}  # fmt: skip
+    settings = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 5,
+        "zero_optimization": {"stage": 3},
+        "fp16": {"enabled": True},
+    }
     config = load(tmp_path, settings, f"{TRAINER} --gradient_accumulation_steps 5")
-    expected = {"world_size": 16, "dp": 16, "tp": 1, "zero": 3, "zero_shard_size": 16, "micro_batch_size": 3,
-                "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": None}  # fmt: skip
+    expected = {
+        "world_size": 16,
+        "dp": 16,
+        "tp": 1,
+        "zero": 3,
+        "zero_shard_size": 16,
+        "micro_batch_size": 3,
+        "num_micro_batches": 5,
+        "seq_len": 1024,
+        "precision": "fp16",
+        "overlap_grad_reduce": None,
+    }
     assert expected.items() <= config.layout.items() and config.assumed == ()
     assert same_model(config.model, model_of("llama3_8b"))
 
@@ -323,10 +366,12 @@ def test_what_a_trainer_s_arguments_mean(argument: str, fields: dict[str, Any], 
 
 @pytest.mark.parametrize(
     ("argument", "sentence"),
-    [("--fp16", "--fp16 contradicts the settings, whose precision is bf16"),
-     ("--optim adafactor", "--optim 'adafactor' is not modelled"),
-     ("--gradient_checkpointing maybe", "--gradient_checkpointing is 'maybe'; it must be True or False")],
-)  # fmt: skip
+    [
+        ("--fp16", "--fp16 contradicts the settings, whose precision is bf16"),
+        ("--optim adafactor", "--optim 'adafactor' is not modelled"),
+        ("--gradient_checkpointing maybe", "--gradient_checkpointing is 'maybe'; it must be True or False"),
+    ],
+)
 def test_a_trainer_s_arguments_that_are_refused(argument: str, sentence: str, tmp_path: Path) -> None:
     beside(tmp_path)
     with pytest.raises(InputError, match=re.escape(sentence)):
@@ -498,22 +543,29 @@ def test_megatron_deepspeeds_own_arguments(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE, SCRIPT.replace(old, bloom))
     model = config.model
     assert (model.position, model.embedding_norm, model.padded_vocab_size, model.is_mixture_of_experts) == (
-        "alibi", True, 32128, False,
-    )  # fmt: skip
+        "alibi",
+        True,
+        32128,
+        False,
+    )
     for argument, what in (
         ("--num-experts 128", "mixtures of experts of DeepSpeed"),
         ("--ds-sequence-parallel-size 2", "sequence parallelism of DeepSpeed"),
         ("--pp-partition-method 'type:transformer|embedding'", "another assignment of layers to stages"),
         ("--partition-activations", "checkpoints that ranks share"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=f"{argument.split()[0]} .*: not modelled, because it means {what}"):
             load(tmp_path, EXAMPLE, SCRIPT.replace(old, argument))
 
 
 def test_fields_of_zero_3_by_either_name(tmp_path: Path) -> None:
     for prefix in ("", "stage3_"):
-        zero = {"stage": 3, f"{prefix}max_live_parameters": 1e9, f"{prefix}prefetch_bucket_size": 5e7,
-                "offload_optimizer": {"device": "none", "pipeline_read": False}}  # fmt: skip
+        zero = {
+            "stage": 3,
+            f"{prefix}max_live_parameters": 1e9,
+            f"{prefix}prefetch_bucket_size": 5e7,
+            "offload_optimizer": {"device": "none", "pipeline_read": False},
+        }
         settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
         beside(tmp_path)
         assert load(tmp_path, {**settings, "zero_optimization": zero}, "").layout["zero"] == 3
@@ -528,8 +580,11 @@ def test_llama_factory_recomputes_unless_it_is_told_not_to(tmp_path: Path) -> No
     beside(tmp_path)
     settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
     script = "deepspeed --num_gpus 8 src/train.py --deepspeed run.json --stage sft --cutoff_len 1024 --output_dir out"
-    for more, recompute in (("", "full"), (" --disable_gradient_checkpointing True", "none"),
-                            (" --gradient_checkpointing False", "none")):  # fmt: skip
+    for more, recompute in (
+        ("", "full"),
+        (" --disable_gradient_checkpointing True", "none"),
+        (" --gradient_checkpointing False", "none"),
+    ):
         assert load(tmp_path, settings, script + more).layout.get("recompute", "none") == recompute
 
 
@@ -573,8 +628,13 @@ def test_settings_in_the_script_s_own_folder(tmp_path: Path) -> None:
 
 def test_timers_of_deepspeed_are_left_out_and_said(tmp_path: Path) -> None:
     beside(tmp_path)
-    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "wall_clock_breakdown": True,
-                "comms_logger": {"enabled": True}, "flops_profiler": {"enabled": False}}  # fmt: skip
+    settings = {
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True},
+        "wall_clock_breakdown": True,
+        "comms_logger": {"enabled": True},
+        "flops_profiler": {"enabled": False},
+    }
     assert "left out, although it may change times: comms_logger, wall_clock_breakdown" in load(tmp_path, settings, "").notes
 
 

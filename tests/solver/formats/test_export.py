@@ -18,8 +18,16 @@ from solver.formats.same_layout import effective, refuse_other, refuse_other_mod
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.strategy import Strategy
 
-RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, fused_norm=False, grad_dtype="fp32",
-               framework="torchtitan-2025-06")  # fmt: skip
+RUN = Strategy(
+    world_size=16,
+    seq_len=4096,
+    dp=16,
+    zero=3,
+    zero_shard_size=16,
+    fused_norm=False,
+    grad_dtype="fp32",
+    framework="torchtitan-2025-06",
+)
 
 
 def test_every_kind_is_of_a_framework_that_is_known() -> None:
@@ -110,12 +118,26 @@ def test_all_ranks_are_filled_in() -> None:
 
 
 LLAMA_3_1 = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-                     "rope_type": "llama3"},
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}
 
 
 @pytest.mark.parametrize(

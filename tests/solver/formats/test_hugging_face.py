@@ -21,9 +21,14 @@ from solver.spec.model_size import parameters
 
 CHECKPOINTS = json.loads((Path(__file__).resolve().parents[2] / "data" / "checkpoints.json").read_text())["checkpoints"]
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 32000,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
 
 
 def read(config: dict[str, Any]) -> ModelSpec:
@@ -63,35 +68,66 @@ def test_the_checkpoints_cover_the_families() -> None:
 
 def sizes(hidden: int, mlp: int, layers: int, heads: int, kv: int, vocab: int = 131072, **more: Any) -> dict[str, Any]:
     """Return the keys of a model whose heads are 128 wide."""
-    return {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv, "head_dim": 128, "vocab_size": vocab} | more  # fmt: skip
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 128,
+        "vocab_size": vocab,
+    } | more
 
 
 GLM_FLASH: dict[str, Any] = {
-    "model_type": "glm4_moe_lite", "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
-    "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20, "n_routed_experts": 64,
-    "n_shared_experts": 1, "num_experts_per_tok": 4, "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64, "v_head_dim": 256, "vocab_size": 154880, "topk_method": "noaux_tc", "n_group": 1, "topk_group": 1,
-}  # fmt: skip
+    "model_type": "glm4_moe_lite",
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+    "topk_method": "noaux_tc",
+    "n_group": 1,
+    "topk_group": 1,
+}
 EXAONE: dict[str, Any] = {"model_type": "exaone4"} | sizes(5120, 27392, 64, 40, 8, 102400)
 
 
 @pytest.mark.parametrize(
     ("billions", "config"),
     [
-        (70.6, {"model_type": "apertus", "hidden_act": "xielu", "qk_norm": True, "post_norm": False}
-         | sizes(8192, 43008, 80, 64, 8)),
+        (
+            70.6,
+            {"model_type": "apertus", "hidden_act": "xielu", "qk_norm": True, "post_norm": False}
+            | sizes(8192, 43008, 80, 64, 8),
+        ),
         (4.62, {"model_type": "arcee", "hidden_act": "relu2"} | sizes(2560, 18432, 36, 20, 4, 128004)),
         (32.6, {"model_type": "cwm"} | sizes(6144, 21504, 64, 48, 8, 128256)),
         (30.95 + 2 * 5120 * 102400 / 1e9, EXAONE | {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}),
         (29.9, GLM_FLASH),
-        (106.85, {"model_type": "glm4v_moe", "vision_config": {"depth": 24}, "text_config": {
-            "model_type": "glm4v_moe_text", "head_dim": 128, "vocab_size": 151552}}),
+        (
+            106.85,
+            {
+                "model_type": "glm4v_moe",
+                "vision_config": {"depth": 24},
+                "text_config": {"model_type": "glm4v_moe_text", "head_dim": 128, "vocab_size": 151552},
+            },
+        ),
         (3.43, {"model_type": "ministral3", "tie_word_embeddings": True} | sizes(3072, 9216, 26, 32, 8)),
         (8.49, {"model_type": "ministral3"} | sizes(4096, 14336, 34, 32, 8)),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
-)  # fmt: skip
+)
 def test_models_of_late_2025_have_the_parameters_announced(billions: float, config: dict[str, Any]) -> None:
     """Exaone 4 announces 30.95 B without its two tables."""
     assert parameters(read(config)) / 1e9 == pytest.approx(billions, abs=0.05 if billions > 10 else 0.005)
@@ -135,22 +171,49 @@ def test_the_first_of_four_layers_of_cwm_sees_all_tokens() -> None:
 
 
 LING_MINI: dict[str, Any] = {
-    "model_type": "bailing_moe_v2", "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
-    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 157184, "tie_word_embeddings": False,
-    "max_position_embeddings": 32768, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8,
-    "topk_group": 4, "moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 512, "first_k_dense_replace": 1,
-    "use_qk_norm": True, "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True, "score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0, "router_dtype": "fp32",
-    "partial_rotary_factor": 0.5, "rope_theta": 600000, "norm_topk_prob": True,
-}  # fmt: skip
+    "model_type": "bailing_moe_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 157184,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "moe_intermediate_size": 512,
+    "moe_shared_expert_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_rmsnorm": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
+    "router_dtype": "fp32",
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 600000,
+    "norm_topk_prob": True,
+}
 
 
 def test_ling_has_the_parameters_announced() -> None:
     """Announced are 16.26 B with 1.43 B active (Ling-mini-2.0) and 103 B with 6.1 B (Ling-flash-2.0, counted 6.15)."""
     flash = LING_MINI | {
-        "hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "moe_intermediate_size": 1024, "moe_shared_expert_intermediate_size": 1024,
-    }  # fmt: skip
+        "hidden_size": 4096,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "moe_intermediate_size": 1024,
+        "moe_shared_expert_intermediate_size": 1024,
+    }
     for config, total, active in ((LING_MINI, 16.26, 1.43), (flash, 102.9, 6.15)):
         model = read(config)
         assert parameters(model) / 1e9 == pytest.approx(total, abs=0.05 if total > 100 else 0.005)
@@ -176,12 +239,30 @@ def test_what_ling_does_not_do_is_refused(other: dict[str, Any], message: str) -
 
 
 M2: dict[str, Any] = {
-    "model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62, "head_dim": 128,
-    "num_attention_heads": 48, "num_key_value_heads": 8, "vocab_size": 200064, "tie_word_embeddings": False,
-    "max_position_embeddings": 196608, "num_local_experts": 256, "num_experts_per_tok": 8, "shared_intermediate_size": 0,
-    "attn_type_list": [1] * 62, "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "rotary_dim": 64,
-    "scoring_func": "sigmoid", "use_mtp": False, "num_mtp_modules": 3, "mtp_transformer_layers": 1, "rope_theta": 5000000,
-}  # fmt: skip
+    "model_type": "minimax_m2",
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "head_dim": 128,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "vocab_size": 200064,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 196608,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "shared_intermediate_size": 0,
+    "attn_type_list": [1] * 62,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "use_routing_bias": True,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "use_mtp": False,
+    "num_mtp_modules": 3,
+    "mtp_transformer_layers": 1,
+    "rope_theta": 5000000,
+}
 
 
 def test_minimax_m2_is_read_without_its_modules() -> None:
@@ -231,14 +312,25 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
         (LLAMA | {"model_type": "bert"}, "config.json: model_type bert is an encoder, which is not modelled"),
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
         ({**LLAMA, "model_type": None, "architectures": ["FooModel"]}, "model_type not given is not known"),
-        (LLAMA | {"num_nextn_predict_layers": 1},
-         "num_nextn_predict_layers of llama is not modelled (it is 1); set it to 0 to estimate"),
-        *[(LLAMA | {"model_type": kind, "sliding_window": 1024}, f"sliding_window of {kind} is not modelled (it is 1024)")
-          for kind in ("llama", "olmo", "olmo2", "glm4", "phi", "stablelm", "nemotron", "cohere")],
-        *[(LLAMA | {"model_type": kind, "layer_types": ["full_attention", "linear_attention"]},
-           "layer_types has 'linear_attention', which is not modelled") for kind in ("llama", "mistral", "qwen3", "gemma2")],
-        *[(LLAMA | {"model_type": kind, "num_local_experts": 8}, f"num_local_experts of {kind} is not modelled (it is 8)")
-          for kind in ("llama", "mistral", "qwen3", "granite", "phi3")],
+        (
+            LLAMA | {"num_nextn_predict_layers": 1},
+            "num_nextn_predict_layers of llama is not modelled (it is 1); set it to 0 to estimate",
+        ),
+        *[
+            (LLAMA | {"model_type": kind, "sliding_window": 1024}, f"sliding_window of {kind} is not modelled (it is 1024)")
+            for kind in ("llama", "olmo", "olmo2", "glm4", "phi", "stablelm", "nemotron", "cohere")
+        ],
+        *[
+            (
+                LLAMA | {"model_type": kind, "layer_types": ["full_attention", "linear_attention"]},
+                "layer_types has 'linear_attention', which is not modelled",
+            )
+            for kind in ("llama", "mistral", "qwen3", "gemma2")
+        ],
+        *[
+            (LLAMA | {"model_type": kind, "num_local_experts": 8}, f"num_local_experts of {kind} is not modelled (it is 8)")
+            for kind in ("llama", "mistral", "qwen3", "granite", "phi3")
+        ],
         (LLAMA | {"model_type": "minicpm", "q_lora_rank": 768}, "q_lora_rank of minicpm is not modelled (it is 768)"),
         (LLAMA | {"model_type": "jamba"}, "jamba is a hybrid of attention, state-space layers and experts"),
         (LLAMA | {"model_type": "kimi_linear"}, "kimi_linear is a hybrid of attention and linear attention"),
@@ -250,25 +342,39 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
         (LLAMA | {"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
         (LLAMA | {"num_attention_heads": 24, "num_key_value_heads": 8}, "24 does not divide hidden_size 4096; state head_dim"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "config.json: the model needs 'hidden_size'"),
-        (LLAMA | {"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512, "max_position_embeddings": 2048},
-         "word_embed_proj_dim 512 differs from hidden_size"),
-        (LLAMA | {"model_type": "opt", "ffn_dim": 1, "do_layer_norm_before": False, "max_position_embeddings": 2048},
-         "do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled"),
-        (LLAMA | {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
-         "num_ln_in_parallel_attn 2 needs new_decoder_architecture"),
+        (
+            LLAMA | {"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512, "max_position_embeddings": 2048},
+            "word_embed_proj_dim 512 differs from hidden_size",
+        ),
+        (
+            LLAMA | {"model_type": "opt", "ffn_dim": 1, "do_layer_norm_before": False, "max_position_embeddings": 2048},
+            "do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled",
+        ),
+        (
+            LLAMA | {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+            "num_ln_in_parallel_attn 2 needs new_decoder_architecture",
+        ),
         (LLAMA | {"model_type": "qwen2_vl"}, "model_type qwen2_vl is of an architecture that is not modelled; if it"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_cla": True}, "use_cla is True, which is not modelled"),
         (LLAMA | {"model_type": "hunyuan_v1_dense", "use_qk_norm": False}, "use_qk_norm is False, which is not modelled"),
-        (LLAMA | {"model_type": "hunyuan_v1_dense", "attention_head_dim": 64},
-         "attention_head_dim 64 differs from head_dim 128"),
-        (LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-         "quantization_config has load_in_4bit: weights in 4 bits under adapters (QLoRA) are not modelled; remove it to"),
-        ({"model_type": "llava", "text_config": {**LLAMA}, "quantization_config": {"load_in_8bit": True}},
-         "quantization_config has load_in_8bit: weights in 8 bits"),
-        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True},
-         "use_bidirectional_attention is on: attention that is not causal is not modelled"),
+        (
+            LLAMA | {"model_type": "hunyuan_v1_dense", "attention_head_dim": 64},
+            "attention_head_dim 64 differs from head_dim 128",
+        ),
+        (
+            LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "quantization_config has load_in_4bit: weights in 4 bits under adapters (QLoRA) are not modelled; remove it to",
+        ),
+        (
+            {"model_type": "llava", "text_config": {**LLAMA}, "quantization_config": {"load_in_8bit": True}},
+            "quantization_config has load_in_8bit: weights in 8 bits",
+        ),
+        (
+            LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            "use_bidirectional_attention is on: attention that is not causal is not modelled",
+        ),
     ],
-)  # fmt: skip
+)
 def test_configs_that_cannot_be_read_are_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         read(config)
@@ -344,10 +450,19 @@ def test_keys_that_a_family_has_anyway_are_accepted() -> None:
 
 
 def test_keys_that_are_off_or_change_no_work_are_accepted() -> None:
-    harmless = {"num_nextn_predict_layers": 0, "sliding_window": None, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
-                "torch_dtype": "bfloat16", "attention_dropout": 0.1, "pretraining_tp": 1, "use_cache": True,
-                "some_new_flag": True, "use_bidirectional_attention": False,
-                "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # fmt: skip
+    harmless = {
+        "num_nextn_predict_layers": 0,
+        "sliding_window": None,
+        "rope_theta": 5e5,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        "attention_dropout": 0.1,
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "some_new_flag": True,
+        "use_bidirectional_attention": False,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     assert read(LLAMA | harmless) == read(LLAMA)
     assert unread_keys(LLAMA | harmless) == [
         "num_nextn_predict_layers",
@@ -371,8 +486,14 @@ def test_what_is_null_is_off_and_what_is_left_out_is_as_its_class_has_it() -> No
     assert not plain.capped_scores and not plain.capped_logits and plain == read({**gemma, **dict.fromkeys(caps, 0)})
     without = read({key: value for key, value in gemma.items() if key not in caps})
     assert without.capped_scores and without.capped_logits
-    olmo = {"model_type": "olmo3", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 1000,
-            "num_attention_heads": 8}  # fmt: skip
+    olmo = {
+        "model_type": "olmo3",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "vocab_size": 1000,
+        "num_attention_heads": 8,
+    }
     assert windows(olmo) == [4096, 4096, 4096, 0, 4096, 4096] and windows({**olmo, "sliding_window": None}) == [0] * 6
     seed = {**olmo, "model_type": "seed_oss", "num_key_value_heads": 2}
     assert read(seed).head_dim == 128 and read({**seed, "head_dim": None}).head_dim == 64
@@ -382,12 +503,14 @@ def test_what_is_null_is_off_and_what_is_left_out_is_as_its_class_has_it() -> No
     ("changes", "message"),
     [
         ({"attention_bias": "false"}, "config.json: attention_bias is 'false'; it must be true or false"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": "x"},
-         "config.json: max_window_layers is 'x'; it must be a whole number of at least 0"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": "x"},
+            "config.json: max_window_layers is 'x'; it must be a whole number of at least 0",
+        ),
         ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0; it must be a positive whole"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must be a positive"),
     ],
-)  # fmt: skip
+)
 def test_values_of_the_wrong_kind_are_named_with_their_key(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as refused:
         read(LLAMA | changes)
@@ -410,25 +533,35 @@ def windows(config: dict[str, Any]) -> list[int]:
         ({"model_type": "mistral", "sliding_window": None}, [0] * 6),
         ({"model_type": "qwen2", "sliding_window": 4096}, [0] * 6),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 4}, [0] * 6),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 4},
-         [0] * 4 + [4096] * 2),
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 4},
+            [0] * 4 + [4096] * 2,
+        ),
         ({"model_type": "qwen3", "layer_types": ["full_attention"] * 6}, [0] * 6),
         ({"model_type": "gemma2"}, [4096, 0] * 3),
         ({"model_type": "gemma2", "sliding_window": 2048, "sliding_window_size": 2048}, [2048, 0] * 3),
         ({"model_type": "gemma3_text", "sliding_window": 512}, [512] * 5 + [0]),
         ({"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 3}, [512, 512, 0] * 2),
-        ({"model_type": "gemma3_text", "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3},
-         [512, 0] * 3),
+        (
+            {"model_type": "gemma3_text", "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3},
+            [512, 0] * 3,
+        ),
         ({"model_type": "cohere2", "sliding_window": 512}, [512] * 3 + [0] + [512] * 2),
         ({"model_type": "cohere2", "sliding_window": 512, "_sliding_window_pattern": 2}, [512, 0] * 3),
-        ({"model_type": "cohere2", "sliding_window": 512, "sliding_window_pattern": 3, "_sliding_window_pattern": 3},
-         [512, 512, 0] * 2),
-        ({"model_type": "gpt_neo", "num_layers": 6, "num_heads": 32, "attention_types": [[["global", "local"], 3]]},
-         [0, 256] * 3),
+        (
+            {"model_type": "cohere2", "sliding_window": 512, "sliding_window_pattern": 3, "_sliding_window_pattern": 3},
+            [512, 512, 0] * 2,
+        ),
+        (
+            {"model_type": "gpt_neo", "num_layers": 6, "num_heads": 32, "attention_types": [[["global", "local"], 3]]},
+            [0, 256] * 3,
+        ),
         ({"model_type": "starcoder2", "sliding_window": 4096}, [4096] * 6),
         ({"model_type": "olmo3"}, [4096] * 3 + [0] + [4096] * 2),
-        ({"model_type": "olmo3", "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"] * 3},
-         [0, 512] * 3),
+        (
+            {"model_type": "olmo3", "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"] * 3},
+            [0, 512] * 3,
+        ),
         ({"model_type": "phi3", "sliding_window": 2047}, [2047] * 6),
         ({"model_type": "smollm3", "sliding_window": 512}, [0] * 6),
         ({"model_type": "smollm3", "sliding_window": 512, "use_sliding_window": True}, [0] * 3 + [512] + [0] * 2),
@@ -436,7 +569,7 @@ def windows(config: dict[str, Any]) -> list[int]:
         (EXPERTS | {"model_type": "qwen2_moe", "use_sliding_window": True, "max_window_layers": 4}, [4096, 0] * 2 + [0] * 2),
         (EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": True, "max_window_layers": 4}, [4096] * 6),
     ],
-)  # fmt: skip
+)
 def test_windows_are_read_for_each_layer(config: dict[str, Any], of_layer: list[int]) -> None:
     assert windows(LLAMA | {"num_hidden_layers": 6} | config) == of_layer
 
@@ -471,15 +604,28 @@ def test_towers_beside_the_text_model_are_named() -> None:
 
 def test_bigcode_shares_keys_and_values_by_its_own_flag() -> None:
     # built without weights by transformers 4.57: GPTBigCodeConfig(multi_query=False), which keeps num_key_value_heads 1
-    config = {"model_type": "gpt_bigcode", "multi_query": False, "num_key_value_heads": 1, "vocab_size": 50257, "n_embd": 768,
-              "n_layer": 12, "n_head": 12, "n_positions": 1024}  # fmt: skip
+    config = {
+        "model_type": "gpt_bigcode",
+        "multi_query": False,
+        "num_key_value_heads": 1,
+        "vocab_size": 50257,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+    }
     assert parameters(model_of_config(config, "x")) == 124_439_808
     assert parameters(model_of_config({**config, "multi_query": True}, "x")) < 112e6
 
 
 def test_the_text_model_of_a_multimodal_config_has_its_class_defaults() -> None:
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
     gemma3 = read({"model_type": "gemma3", "text_config": text})
     assert (gemma3.num_attention_heads, gemma3.num_key_value_heads, gemma3.head_dim, gemma3.vocab_size) == (8, 4, 256, 262208)
     assert parameters(gemma3) == 3_880_263_168  # the language model of gemma-3-4b
@@ -498,8 +644,15 @@ def test_every_way_in_refuses_what_is_not_modelled(tmp_path: Path, capsys: pytes
     for arguments in ([], ["--run_all_solu"]):
         assert main(["--config", str(path), "--world_size", "64", *arguments]) == 2
         assert "some_lora_rank of llama is not modelled" in capsys.readouterr().err
-    case = case_of({"id": "x-1", "hardware": "h100_sxm", "model": config, "measured": {"step_s": 1.0},
-                    "run": {"world_size": 8, "seq_len": 4096, "micro_batch_size": 1}})  # fmt: skip
+    case = case_of(
+        {
+            "id": "x-1",
+            "hardware": "h100_sxm",
+            "model": config,
+            "measured": {"step_s": 1.0},
+            "run": {"world_size": 8, "seq_len": 4096, "micro_batch_size": 1},
+        }
+    )
     assert case.skipped is not None and "some_lora_rank of llama is not modelled" in case.skipped
 
 
@@ -516,8 +669,23 @@ def test_what_an_approximation_leaves_out_is_printed(tmp_path: Path, capsys: pyt
     assert "not read from the config: some_new_flag" in printed
 
 
-@pytest.mark.parametrize("called", ["qwen4", "glm5_moe", "llama5", "deepseek_v4", "qwen3_omni_moe", "mistral3", "llava",
-                                    "glm4v", "lfm2", "phi5", "ernie4_5_vl_moe", "xlm"])  # fmt: skip
+@pytest.mark.parametrize(
+    "called",
+    [
+        "qwen4",
+        "glm5_moe",
+        "llama5",
+        "deepseek_v4",
+        "qwen3_omni_moe",
+        "mistral3",
+        "llava",
+        "glm4v",
+        "lfm2",
+        "phi5",
+        "ernie4_5_vl_moe",
+        "xlm",
+    ],
+)
 def test_another_family_or_version_is_no_misspelling(called: str) -> None:
     with pytest.raises(InputError) as error:
         read(LLAMA | {"model_type": called})
@@ -526,8 +694,10 @@ def test_another_family_or_version_is_no_misspelling(called: str) -> None:
 
 def test_biases_of_recent_families() -> None:
     """Of 32 layers with 32 query and 8 key heads of 128: q, k and v have 6,144 biases a layer, the output 4,096."""
-    seed, plain, out = (parameters(read(LLAMA | {"model_type": "seed_oss", **flags})) for flags in (
-        {}, {"attention_bias": False}, {"attention_out_bias": True}))  # fmt: skip
+    seed, plain, out = (
+        parameters(read(LLAMA | {"model_type": "seed_oss", **flags}))
+        for flags in ({}, {"attention_bias": False}, {"attention_out_bias": True})
+    )
     assert (seed - plain, out - seed) == (32 * 6144, 32 * 4096)
     ernie, biased = (parameters(read(LLAMA | {"model_type": "ernie4_5", "use_bias": on})) for on in (False, True))
     assert biased - ernie == 32 * (6144 + 4096 + 2 * 14336 + 4096)
@@ -539,8 +709,12 @@ def test_biases_of_recent_families() -> None:
 
 def test_a_granite_of_attention_alone_is_a_granite() -> None:
     """Granite 4.0 Micro: its dense layers have the MLP that the layers of its larger kin have beside experts."""
-    kept = {"layer_types": ["attention"] * 32, "num_local_experts": 0, "shared_intermediate_size": 14336,
-            "position_embedding_type": "rope"}  # fmt: skip
+    kept = {
+        "layer_types": ["attention"] * 32,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 14336,
+        "position_embedding_type": "rope",
+    }
     micro = LLAMA | kept | {"model_type": "granitemoehybrid", "intermediate_size": 512, "mamba_d_state": 256}
     assert read(micro) == read(LLAMA | {"model_type": "granite"})
     assert read(micro | {"position_embedding_type": "nope"}).position == "none"
@@ -561,9 +735,19 @@ def test_model_types_are_either_read_or_refused() -> None:
 
 def test_layers_of_nemotron_h_are_read_as_transformers_5_saves_them() -> None:
     """It calls Mamba-2 linear_attention, and leaves num_hidden_layers out."""
-    blocks = {"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "num_attention_heads": 32,
-              "num_key_value_heads": 2, "vocab_size": 131072, "mamba_num_heads": 64, "moe_intermediate_size": 1856,
-              "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "num_experts_per_tok": 6}  # fmt: skip
+    blocks = {
+        "model_type": "nemotron_h",
+        "hidden_size": 2688,
+        "intermediate_size": 1856,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "vocab_size": 131072,
+        "mamba_num_heads": 64,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+    }
     old = read(blocks | {"layers_block_type": ["mamba", "moe", "attention", "mlp"], "num_hidden_layers": 4})
     assert read(blocks | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}) == old
     for flag in ("attention_bias", "mlp_bias"):

@@ -14,9 +14,13 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 
 SHAPE: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "vocab_size": 1000,
-}  # fmt: skip
+}
 QWEN = SHAPE | {"model_type": "qwen2_moe", "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
 ROUTED = SHAPE | {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
 LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -46,7 +50,7 @@ def read(config: dict[str, Any]) -> ModelSpec:
         (ERNIE, range(1, 8)),
         (ERNIE | {"moe_layer_start_index": 3, "moe_layer_end_index": 6, "moe_layer_interval": 2}, (3, 5)),
     ],
-)  # fmt: skip
+)
 def test_the_layers_with_experts_are_read(config: dict[str, Any], layers: range | tuple[int, ...]) -> None:
     model = read(config)
     assert [layer for layer in range(8) if has_experts(model, layer)] == [*layers]
@@ -65,10 +69,12 @@ def test_the_layers_with_experts_are_read(config: dict[str, Any], layers: range 
         (DEEPSEEK | {"n_group": 8, "topk_group": 4, "topk_method": "noaux_tc"}, ("sigmoid", True, 8)),
         (DEEPSEEK | {"n_group": 8, "topk_group": 8}, ("sigmoid", True, 0)),  # a token may use all groups
         (DEEPSEEK | {"model_type": "deepseek_v2", "n_group": 8, "topk_group": 3}, ("softmax", False, 0)),  # greedy: no groups
-        (DEEPSEEK | {"model_type": "deepseek_v2", "n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"},
-         ("softmax", False, 8)),
+        (
+            DEEPSEEK | {"model_type": "deepseek_v2", "n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"},
+            ("softmax", False, 8),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_router_is_read(config: dict[str, Any], router: tuple[str, bool, int]) -> None:
     model = read(config)
     assert (model.router_score, model.router_bias, model.router_groups) == router
@@ -93,17 +99,35 @@ def test_the_shared_expert_of_qwen2_has_a_gate() -> None:
 
 def test_heads_of_qwen3_are_as_wide_as_their_class_has_them() -> None:
     """Qwen3Config states 128; Qwen3MoeConfig states none, and its layers divide the hidden size (here 2048 / 32)."""
-    dense = {"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 2,
-             "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936}  # fmt: skip
+    dense = {
+        "model_type": "qwen3",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 151936,
+    }
     experts = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
     assert (read(dense).head_dim, read(dense | experts).head_dim) == (128, 64)
     assert read(dense | experts | {"head_dim": 128}).head_dim == 128
 
 
 def test_dots_has_norms_a_bias_that_balances_and_seldom_a_window() -> None:
-    dots = {"model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
-            "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32, "n_routed_experts": 128,
-            "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 152064}  # fmt: skip
+    dots = {
+        "model_type": "dots1",
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "vocab_size": 152064,
+    }
     model = read(dots | {"n_group": 1, "topk_group": 1, "scoring_func": "noaux_tc", "sliding_window": None})
     assert (model.qk_norm, model.router_score, model.router_bias, model.router_groups) == ("head", "sigmoid", True, 0)
     assert (model.shared_expert_intermediate_size, model.first_k_dense_replace, model.sliding_window) == (2816, 1, 0)
@@ -186,7 +210,7 @@ def test_grok_names_its_soft_cap() -> None:
         (ERNIE | {"moe_num_experts": [16, 16]}, "num_experts is a list; it must be a whole number"),
         (SHAPE | {"model_type": "deepseek_v32"}, "a model with learned sparse attention, which is not modelled"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_expressed_is_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         read(config)

@@ -42,8 +42,13 @@ def test_the_announced_sizes_are_those_of_the_names() -> None:
         return round(parameters(model) / 1e9, 1), round(parameters(model, active=True) / 1e9, 1)
 
     named = {called: billions(called) for called in ("exaone_moe", "afmoe", "hunyuan_v1_moe", "granitemoe", "solar_open")}
-    assert named == {"exaone_moe": (236.6, 23.7), "afmoe": (26.1, 3.5), "hunyuan_v1_moe": (80.4, 12.7),
-                     "granitemoe": (3.3, 0.9), "solar_open": (102.7, 12.1)}  # fmt: skip
+    assert named == {
+        "exaone_moe": (236.6, 23.7),
+        "afmoe": (26.1, 3.5),
+        "hunyuan_v1_moe": (80.4, 12.7),
+        "granitemoe": (3.3, 0.9),
+        "solar_open": (102.7, 12.1),
+    }
 
 
 def test_parameters_of_jais_by_hand() -> None:
@@ -81,7 +86,7 @@ def test_parameters_of_trinity_by_hand() -> None:
         ("olmo_hybrid", {}, [(0, False)] * 3 + [(0, True)]),
         ("vaultgemma", {}, [(4096, True), (0, True)]),
     ],
-)  # fmt: skip
+)
 def test_windows_and_rotary_embedding_are_read_for_each_layer(
     model_type: str, changes: dict[str, Any], first: list[tuple[int, bool]]
 ) -> None:
@@ -119,11 +124,18 @@ def test_dense_layers_are_read(model_type: str, changes: dict[str, Any], dense: 
 
 
 def test_routers_are_read() -> None:
-    routers = {called: (read(called).router_score, read(called).router_bias) for called in
-               ("mistral4", "sarvam_mla", "flint", "hy_v3", "granitemoe", "lara_mini")}  # fmt: skip
-    assert routers == {"mistral4": ("softmax", False), "sarvam_mla": ("sigmoid", True), "flint": ("sigmoid", False),
-                       "hy_v3": ("sigmoid", True), "granitemoe": ("softmax", False), "lara_mini": ("softmax", False),
-                       }  # fmt: skip
+    routers = {
+        called: (read(called).router_score, read(called).router_bias)
+        for called in ("mistral4", "sarvam_mla", "flint", "hy_v3", "granitemoe", "lara_mini")
+    }
+    assert routers == {
+        "mistral4": ("softmax", False),
+        "sarvam_mla": ("sigmoid", True),
+        "flint": ("sigmoid", False),
+        "hy_v3": ("sigmoid", True),
+        "granitemoe": ("softmax", False),
+        "lara_mini": ("softmax", False),
+    }
     grouped = read("mistral4", n_group=8, topk_group=4)
     assert (grouped.router_groups, grouped.router_topk_groups) == (8, 4)
 

@@ -29,18 +29,38 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
 
 
 def test_the_file_states_everything_that_the_layout_decides(tmp_path: Path) -> None:
-    run = RUN.replace(tp=4, cp=2, dp=1, pp=2, tp_mode="isp", wp=2, vpp=2, schedule="interleaved", zero_shard_size=2,
-                      recompute="full", recompute_layers=8, micro_batch_size=2, num_micro_batches=4, p2p_overlap=True,
-                      overlap_weight_gather=False)  # fmt: skip
+    run = RUN.replace(
+        tp=4,
+        cp=2,
+        dp=1,
+        pp=2,
+        tp_mode="isp",
+        wp=2,
+        vpp=2,
+        schedule="interleaved",
+        zero_shard_size=2,
+        recompute="full",
+        recompute_layers=8,
+        micro_batch_size=2,
+        num_micro_batches=4,
+        p2p_overlap=True,
+        overlap_weight_gather=False,
+    )
     (path,) = write_export(tmp_path / "run.py", model_of("llama3_8b"), run, 8)
     stated = read_assignments(path.read_text(), "run.py").values
     assert stated["parallel"] == {
-        "zero1": {"size": 2, "fsdp": False}, "tensor": {"size": 8, "mode": "isp"},
+        "zero1": {"size": 2, "fsdp": False},
+        "tensor": {"size": 8, "mode": "isp"},
         "pipeline": {"size": 2, "interleaved_overlap": True, "mode": "1f1b"},
         "weight": {"size": 2, "overlap": False, "memory_pool": True},
-        "sequence_2D": {"enable": True, "head_size": 4, "context_size": 2, "window_size": 1,
-                        "device_placement_strategy": {"head_first": True, "interleaved": False}},
-    }  # fmt: skip
+        "sequence_2D": {
+            "enable": True,
+            "head_size": 4,
+            "context_size": 2,
+            "window_size": 1,
+            "device_placement_strategy": {"head_first": True, "interleaved": False},
+        },
+    }
     model, data = stated["model"], stated["data"]
     assert (model["checkpoint"], model["num_chunks"], model["dtype"]) == ((4 + 0.5) / 8, 2, "torch.bfloat16")
     assert model["multiple_of"] * -(-int(4096 * model["mlp_ratio"]) // model["multiple_of"]) == 14336

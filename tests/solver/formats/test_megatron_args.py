@@ -25,9 +25,15 @@ from solver.step.solutions import estimate_layouts
 
 #: The model of most of Megatron-LM's functional tests.
 SMALL: dict[str, Any] = {
-    "--num-layers": 12, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024,
-    "--max-position-embeddings": 1024, "--micro-batch-size": 4, "--global-batch-size": 32, "--bf16": True,
-}  # fmt: skip
+    "--num-layers": 12,
+    "--hidden-size": 512,
+    "--num-attention-heads": 8,
+    "--seq-length": 1024,
+    "--max-position-embeddings": 1024,
+    "--micro-batch-size": 4,
+    "--global-batch-size": 32,
+    "--bf16": True,
+}
 
 
 def read(world: int = 8, **flags: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,10 +54,18 @@ def test_defaults_are_those_of_arguments_py() -> None:
 
 def test_flags_imply_others() -> None:
     model, run = read(
-        swiglu=True, group_query_attention=True, num_query_groups=2, use_distributed_optimizer=True, sequence_parallel=True,
-        num_distributed_optimizer_instances=2, num_layers_per_virtual_pipeline_stage=1, pipeline_model_parallel_size=4,
-        attention_dropout=0.0, hidden_dropout=0.0, transformer_impl="local",
-    )  # fmt: skip
+        swiglu=True,
+        group_query_attention=True,
+        num_query_groups=2,
+        use_distributed_optimizer=True,
+        sequence_parallel=True,
+        num_distributed_optimizer_instances=2,
+        num_layers_per_virtual_pipeline_stage=1,
+        pipeline_model_parallel_size=4,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        transformer_impl="local",
+    )
     assert (model["intermediate_size"], model["num_key_value_heads"]) == (1344, 2)  # 4 * 512 * 2 / 3 to a multiple of 64
     assert (run["zero"], run["zero_shard_size"], run["vpp"]) == (1, 1, 3)  # 2 replicas in 2 instances; 12 layers, 1 a chunk
     assert not run["sequence_parallel"]  # of a tensor group of one
@@ -63,27 +77,51 @@ def test_flags_imply_others() -> None:
     [
         ({"recompute_activations": True}, {"recompute": "selective"}),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, {"recompute": "full"}),
-        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4},
-         {"recompute": "full", "recompute_group": 4}),
+        (
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4},
+            {"recompute": "full", "recompute_group": 4},
+        ),
         # a layer of each of a stage's three chunks
-        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1,
-          "pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 3},
-         {"recompute": "full", "recompute_layers": 3, "vpp": 3}),
+        (
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": 1,
+                "pipeline_model_parallel_size": 2,
+                "num_virtual_stages_per_pipeline_rank": 3,
+            },
+            {"recompute": "full", "recompute_layers": 3, "vpp": 3},
+        ),
         ({"sequence_parallel": True, "tp_comm_overlap": True}, {"tp_comm_overlap": False}),
         ({"sequence_parallel": True, "tp_comm_overlap": True, "tensor_model_parallel_size": 2}, {"tp_comm_overlap": True}),
         ({"no_overlap_p2p_communication": True}, {"p2p_overlap": False}),
         # 12 layers and the two ends, 14, in 2 stages of 7 chunks of one
-        ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1,
-          "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}, {"vpp": 7}),
-        ({"fp8_format": "hybrid", "first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 2},
-         {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}),
-        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn mlp"},
-         {"cuda_graphs": True, "cuda_graph_modules": "attn+mlp"}),
+        (
+            {
+                "pipeline_model_parallel_size": 2,
+                "num_layers_per_virtual_pipeline_stage": 1,
+                "account_for_embedding_in_pipeline_split": True,
+                "account_for_loss_in_pipeline_split": True,
+            },
+            {"vpp": 7},
+        ),
+        (
+            {"fp8_format": "hybrid", "first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 2},
+            {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2},
+        ),
+        (
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn mlp"},
+            {"cuda_graphs": True, "cuda_graph_modules": "attn+mlp"},
+        ),
         ({"enable_cuda_graph": True}, {"cuda_graphs": True}),
-        ({"cuda_graph_impl": "local", "cuda_graph_scope": "[<CudaGraphScope.attn: 2>, <CudaGraphScope.mlp: 3>]"},
-         {"cuda_graph_modules": "attn+mlp"}),
-        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True},
-         {"moe_capacity_factor": 1.5}),
+        (
+            {"cuda_graph_impl": "local", "cuda_graph_scope": "[<CudaGraphScope.attn: 2>, <CudaGraphScope.mlp: 3>]"},
+            {"cuda_graph_modules": "attn+mlp"},
+        ),
+        (
+            {"num_experts": 8, "moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True},
+            {"moe_capacity_factor": 1.5},
+        ),
         ({"num_experts": 8, "moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}),
         ({"fp4_format": "e2m1"}, {"precision": "nvfp4"}),
         ({"num_experts": 8, "moe_router_force_load_balancing": True}, {"moe_imbalance": 1.0}),
@@ -96,7 +134,7 @@ def test_flags_imply_others() -> None:
         ({"num_experts": 8, "moe_enable_deepep": True, "moe_token_dispatcher_type": "flex"}, {"moe_dispatcher": "deepep"}),
         ({"optimizer": "adam", "lr": 1e-4, "accumulate_allreduce_grads_in_fp32": True}, {"grad_dtype": "fp32"}),
     ],
-)  # fmt: skip
+)
 def test_what_flags_mean(flags: dict[str, Any], found: dict[str, Any]) -> None:
     run = read(**flags)[1]
     assert found.items() <= run.items()
@@ -105,16 +143,40 @@ def test_what_flags_mean(flags: dict[str, Any], found: dict[str, Any]) -> None:
 
 #: The model part of a public script that fine-tunes GPT-OSS 20B with Megatron-LM.
 GPT_OSS: dict[str, Any] = {
-    "--num-layers": 24, "--hidden-size": 2880, "--ffn-hidden-size": 2880, "--num-attention-heads": 64,
-    "--group-query-attention": True, "--num-query-groups": 8, "--kv-channels": 64, "--max-position-embeddings": 131072,
-    "--normalization": "RMSNorm", "--untie-embeddings-and-output-weights": True, "--quick-geglu": True,
-    "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0, "--softmax-type": "learnable", "--window-size": "127,0",
-    "--window-attn-skip-freq": 2, "--position-embedding-type": "yarn", "--rotary-base": 150000, "--rotary-percent": 1.0,
-    "--rotary-scaling-factor": 32.0, "--yarn-original-max-position-embeddings": 4096, "--yarn-beta-fast": 32.0,
-    "--yarn-beta-slow": 1.0, "--mscale": 1.0, "--mscale-all-dim": 0.0, "--no-yarn-correction-range-round-to-int": True,
-    "--attention-dropout": 0.0, "--hidden-dropout": 0.0, "--num-experts": 32, "--moe-ffn-hidden-size": 2880,
-    "--moe-router-topk": 4, "--padded-vocab-size": 201088, "--moe-router-load-balancing-type": "none",
-}  # fmt: skip
+    "--num-layers": 24,
+    "--hidden-size": 2880,
+    "--ffn-hidden-size": 2880,
+    "--num-attention-heads": 64,
+    "--group-query-attention": True,
+    "--num-query-groups": 8,
+    "--kv-channels": 64,
+    "--max-position-embeddings": 131072,
+    "--normalization": "RMSNorm",
+    "--untie-embeddings-and-output-weights": True,
+    "--quick-geglu": True,
+    "--glu-linear-offset": 1.0,
+    "--activation-func-clamp-value": 7.0,
+    "--softmax-type": "learnable",
+    "--window-size": "127,0",
+    "--window-attn-skip-freq": 2,
+    "--position-embedding-type": "yarn",
+    "--rotary-base": 150000,
+    "--rotary-percent": 1.0,
+    "--rotary-scaling-factor": 32.0,
+    "--yarn-original-max-position-embeddings": 4096,
+    "--yarn-beta-fast": 32.0,
+    "--yarn-beta-slow": 1.0,
+    "--mscale": 1.0,
+    "--mscale-all-dim": 0.0,
+    "--no-yarn-correction-range-round-to-int": True,
+    "--attention-dropout": 0.0,
+    "--hidden-dropout": 0.0,
+    "--num-experts": 32,
+    "--moe-ffn-hidden-size": 2880,
+    "--moe-router-topk": 4,
+    "--padded-vocab-size": 201088,
+    "--moe-router-load-balancing-type": "none",
+}
 
 
 def test_gpt_oss_is_the_shipped_one() -> None:
@@ -131,14 +193,32 @@ def test_gpt_oss_is_the_shipped_one() -> None:
 
 #: The model part of slime's script for Qwen3.5-35B-A3B (THUDM/slime), with Megatron-Core's own linear attention.
 QWEN: dict[str, Any] = {
-    "--num-layers": 40, "--hidden-size": 2048, "--num-attention-heads": 16, "--group-query-attention": True,
-    "--num-query-groups": 2, "--kv-channels": 256, "--normalization": "RMSNorm", "--qk-layernorm": True, "--swiglu": True,
-    "--disable-bias-linear": True, "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope",
-    "--vocab-size": 248320, "--make-vocab-size-divisible-by": 128, "--num-experts": 256, "--moe-ffn-hidden-size": 512,
-    "--moe-router-topk": 8, "--moe-shared-expert-intermediate-size": 512, "--moe-shared-expert-gate": True,
-    "--attention-output-gate": True, "--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4,
-    "--linear-num-key-heads": 16, "--linear-num-value-heads": 32, "--apply-layernorm-1p": True,
-}  # fmt: skip
+    "--num-layers": 40,
+    "--hidden-size": 2048,
+    "--num-attention-heads": 16,
+    "--group-query-attention": True,
+    "--num-query-groups": 2,
+    "--kv-channels": 256,
+    "--normalization": "RMSNorm",
+    "--qk-layernorm": True,
+    "--swiglu": True,
+    "--disable-bias-linear": True,
+    "--untie-embeddings-and-output-weights": True,
+    "--position-embedding-type": "rope",
+    "--vocab-size": 248320,
+    "--make-vocab-size-divisible-by": 128,
+    "--num-experts": 256,
+    "--moe-ffn-hidden-size": 512,
+    "--moe-router-topk": 8,
+    "--moe-shared-expert-intermediate-size": 512,
+    "--moe-shared-expert-gate": True,
+    "--attention-output-gate": True,
+    "--experimental-attention-variant": "gated_delta_net",
+    "--linear-attention-freq": 4,
+    "--linear-num-key-heads": 16,
+    "--linear-num-value-heads": 32,
+    "--apply-layernorm-1p": True,
+}
 
 
 def test_linear_attention_is_that_of_the_shipped_model() -> None:
@@ -155,10 +235,12 @@ def test_linear_attention_is_that_of_the_shipped_model() -> None:
     [
         ({"experimental_attention_variant": "gated_delta_net"}, "gated_delta_net needs --linear-attention-freq"),
         ({"experimental_attention_variant": "dsa"}, "attention of another kind"),
-        ({"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4, "window_size": "127,0"},
-         "--window-size with --experimental-attention-variant gated_delta_net is not modelled"),
+        (
+            {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4, "window_size": "127,0"},
+            "--window-size with --experimental-attention-variant gated_delta_net is not modelled",
+        ),
     ],
-)  # fmt: skip
+)
 def test_linear_attention_that_megatron_refuses(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         read(**flags)
@@ -170,18 +252,22 @@ def test_linear_attention_that_megatron_refuses(flags: dict[str, Any], message: 
         ({"window_size": "(4095, 0)"}, {"sliding_window": 4096}),
         ({"window_size": [4095, 0], "window_attn_skip_freq": 4}, {"sliding_window": 4096, "sliding_window_every": 4}),
         ({"window_size": "-1,0"}, {"sliding_window": 0}),
-        ({"window_size": "7,0", "window_attn_skip_freq": "([1,0]*2+[1]*8)"},
-         {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"] * 8}),
+        (
+            {"window_size": "7,0", "window_attn_skip_freq": "([1,0]*2+[1]*8)"},
+            {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"] * 8},
+        ),
         ({"window_size": "7,0", "window_attn_skip_freq": "[1,1,0]*4"}, {"sliding_window": 8, "sliding_window_every": 3}),
         ({"no_rope_freq": 4}, {"no_rope_layers": [1, 1, 1, 0] * 3}),
         ({"num_experts": 4, "moe_layer_freq": "([0]+[1]*2)*4"}, {"moe_layer_freq": [0, 1, 1] * 4}),
-        ({"num_experts": 4, "moe_shared_expert_gate": True, "moe_shared_expert_intermediate_size": 64},
-         {"shared_expert_gate": True}),
+        (
+            {"num_experts": 4, "moe_shared_expert_gate": True, "moe_shared_expert_intermediate_size": 64},
+            {"shared_expert_gate": True},
+        ),
         ({"qk_l2_norm": True}, {"qk_norm": "head"}),
         ({"padded_vocab_size": 50304, "tensor_model_parallel_size": 8}, {"vocab_size": 50304, "padded_vocab_size": 50304}),
         ({"vocab_size": 32000, "padded_vocab_size": 32768}, {"vocab_size": 32000, "padded_vocab_size": 32768}),
     ],
-)  # fmt: skip
+)
 def test_what_flags_say_of_the_model(flags: dict[str, Any], found: dict[str, Any]) -> None:
     model = read(**flags)[0]
     assert found.items() <= model.items() and ("sliding_window_every" in found or "sliding_window_every" not in model)
@@ -248,14 +334,23 @@ def test_two_activations_are_refused() -> None:
 
 
 def test_values_that_do_nothing_are_not_said_to_be_left_out() -> None:
-    idle: dict[str, Any] = {"--num-experts": 8, "--moe-router-load-balancing-type": "seq_aux_loss global_aux_loss",
-                            "--moe-deepep-num-sms": 20, "--rotary-percent": 1}  # fmt: skip
+    idle: dict[str, Any] = {
+        "--num-experts": 8,
+        "--moe-router-load-balancing-type": "seq_aux_loss global_aux_loss",
+        "--moe-deepep-num-sms": 20,
+        "--rotary-percent": 1,
+    }
     said: list[str] = []
     sections_of_megatron({**SMALL, **idle}, 8, said)
     assert not said
-    doing = {"--moe-router-load-balancing-type": "sinkhorn", "--moe-deepep-num-sms": 24,
-             "--moe-router-padding-for-fp8": True, "--moe-router-padding-for-quantization": True,
-             "--overlap-param-gather-with-optimizer-step": True, "--overlap-p2p-communication-warmup-flush": True}  # fmt: skip
+    doing = {
+        "--moe-router-load-balancing-type": "sinkhorn",
+        "--moe-deepep-num-sms": 24,
+        "--moe-router-padding-for-fp8": True,
+        "--moe-router-padding-for-quantization": True,
+        "--overlap-param-gather-with-optimizer-step": True,
+        "--overlap-p2p-communication-warmup-flush": True,
+    }
     sections_of_megatron({**SMALL, **idle, **doing}, 8, said)
     assert [line.partition(" (")[2].rstrip(")") for line in said] == sorted(doing)
     assert said[0] == "left out of the estimate: another number of multiprocessors than DeepEP's own (--moe-deepep-num-sms)"
@@ -265,13 +360,21 @@ def test_values_that_do_nothing_are_not_said_to_be_left_out() -> None:
 def test_megatron_fsdps_gradients() -> None:
     """Its own types count where gradients are not reduced in fp32 (--grad-reduce-in-bf16); both must then be the same."""
     main, reduced = "--megatron-fsdp-main-grads-dtype", "--megatron-fsdp-grad-comm-dtype"
-    sharded = {**SMALL, "--use-megatron-fsdp": True, "--use-distributed-optimizer": True, "complete": True,
-               "--data-parallel-sharding-strategy": "optim_grads_params"}  # fmt: skip
+    sharded = {
+        **SMALL,
+        "--use-megatron-fsdp": True,
+        "--use-distributed-optimizer": True,
+        "complete": True,
+        "--data-parallel-sharding-strategy": "optim_grads_params",
+    }
     narrow = {**sharded, "--grad-reduce-in-bf16": True}
     for types, found in (
-        ({}, "bf16"), ({main: "bf16", reduced: "bf16"}, "bf16"), ({main: "fp32", reduced: "fp32"}, "fp32"),
-        ({main: "fp32"}, "fp32"), ({main: "auto", reduced: "auto"}, "bf16"),
-    ):  # fmt: skip
+        ({}, "bf16"),
+        ({main: "bf16", reduced: "bf16"}, "bf16"),
+        ({main: "fp32", reduced: "fp32"}, "fp32"),
+        ({main: "fp32"}, "fp32"),
+        ({main: "auto", reduced: "auto"}, "bf16"),
+    ):
         assert sections_of_megatron({**narrow, **types}, 8, [])[1]["grad_dtype"] == found
     with pytest.raises(InputError, match="kept in fp32 and reduced in bf16 are not modelled; give both the same type"):
         sections_of_megatron({**narrow, main: "fp32", reduced: "bf16"}, 8, [])
@@ -280,7 +383,7 @@ def test_megatron_fsdps_gradients() -> None:
     assert said[0] == (
         "ignored, as Megatron does where gradients are reduced in fp32, without --grad-reduce-in-bf16: "
         "--megatron-fsdp-main-grads-dtype"
-    ) and not any("comm" in line for line in said)  # fmt: skip
+    ) and not any("comm" in line for line in said)
 
 
 def test_flags_of_megatron_fsdp_alone_do_nothing() -> None:
@@ -322,9 +425,16 @@ def test_gradients_of_16_bits() -> None:
     plain = {flag: value for flag, value in SMALL.items() if flag != "--bf16"} | {"complete": True}
     wide, narrow = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
     for flags, found in (
-        (("--fp16",), "fp16"), (("--fp16", wide), "fp32"), (("--fp16", narrow), "fp16"), ((), "fp32"), ((narrow,), "fp32"),
-        (("--bf16",), "fp32"), (("--bf16", wide), "fp32"), (("--bf16", narrow), "bf16"), (("--bf16", narrow, wide), "bf16"),
-    ):  # fmt: skip
+        (("--fp16",), "fp16"),
+        (("--fp16", wide), "fp32"),
+        (("--fp16", narrow), "fp16"),
+        ((), "fp32"),
+        ((narrow,), "fp32"),
+        (("--bf16",), "fp32"),
+        (("--bf16", wide), "fp32"),
+        (("--bf16", narrow), "bf16"),
+        (("--bf16", narrow, wide), "bf16"),
+    ):
         run = sections_of_megatron(plain | dict.fromkeys(flags, True), 8, [])[1]
         assert run["grad_dtype"] == found, flags
     said: list[str] = []
@@ -373,9 +483,14 @@ def test_null_tokenizer_adds_the_end_of_a_document() -> None:
 
 def test_experts() -> None:
     model, run = read(
-        num_experts=8, moe_router_topk=2, tensor_model_parallel_size=2, expert_model_parallel_size=2,
-        moe_layer_freq="([0]*3+[1]*9)", moe_ffn_hidden_size=256, moe_token_dispatcher_type="flex",
-    )  # fmt: skip
+        num_experts=8,
+        moe_router_topk=2,
+        tensor_model_parallel_size=2,
+        expert_model_parallel_size=2,
+        moe_layer_freq="([0]*3+[1]*9)",
+        moe_ffn_hidden_size=256,
+        moe_token_dispatcher_type="flex",
+    )
     assert model["moe_layer_freq"] == [0] * 3 + [1] * 9 and model["moe_intermediate_size"] == 256
     assert (run["ep"], run["etp"], run["moe_dispatcher"], run["moe_grouped_gemm"]) == (2, 2, "deepep", False)  # etp: tp
 
@@ -535,15 +650,27 @@ def test_what_is_not_modelled_is_refused_by_name(flags: dict[str, Any], sentence
 
 def test_an_assumed_world_grows_until_its_groups_divide_it() -> None:
     assumptions: list[str] = []
-    flags = {**SMALL, "--num-experts": 8, "--tensor-model-parallel-size": 2, "--pipeline-model-parallel-size": 2,
-             "--expert-model-parallel-size": 8, "world-size-assumed": True}  # fmt: skip
+    flags = {
+        **SMALL,
+        "--num-experts": 8,
+        "--tensor-model-parallel-size": 2,
+        "--pipeline-model-parallel-size": 2,
+        "--expert-model-parallel-size": 8,
+        "world-size-assumed": True,
+    }
     run = sections_of_megatron(flags, 8, assumptions)[1]
     assert run["world_size"] == 32 and assumptions  # pp 2 x the 16 ranks of ep 8 and etp 2
 
 
 def predicted(flags: dict[str, Any], **measured: Any) -> Prediction:
-    plain = {"id": "GV-1", "hardware": "h100_sxm", "model": {}, "run": {"world_size": 8},
-             "megatron_args": {**SMALL, **flags}, "measured": {"peak_memory_gib": 1.0, **measured}}  # fmt: skip
+    plain = {
+        "id": "GV-1",
+        "hardware": "h100_sxm",
+        "model": {},
+        "run": {"world_size": 8},
+        "megatron_args": {**SMALL, **flags},
+        "measured": {"peak_memory_gib": 1.0, **measured},
+    }
     case = case_of(plain)
     assert case.skipped is None and case.model is not None and isinstance(case.strategy, Strategy)
     cost = toy_cost(device=BEFORE_HOPPER)
@@ -553,8 +680,13 @@ def predicted(flags: dict[str, Any], **measured: Any) -> Prediction:
 
 def test_peak_of_the_last_rank_by_hand() -> None:
     """Two stages of six layers, tp 2, unfused attention with dropout: Megatron-LM's gpt3_mcore_te_tp2_pp2, to the byte."""
-    flags = {"--tensor-model-parallel-size": 2, "--pipeline-model-parallel-size": 2, "--attention-backend": "unfused",
-             "--no-gradient-accumulation-fusion": True, "--deterministic-mode": True}  # fmt: skip
+    flags = {
+        "--tensor-model-parallel-size": 2,
+        "--pipeline-model-parallel-size": 2,
+        "--attention-backend": "unfused",
+        "--no-gradient-accumulation-fusion": True,
+        "--deterministic-mode": True,
+    }
     tokens, h, vocab = 4 * 1024, 512, 50432 // 2
     layer = (4 * h * h + 8 * h * h) // 2 + (3 * h + 4 * h) // 2 + 2 * h + 4 * h  # matrices, split biases, whole ones, norms
     parameters = 6 * layer + 2 * h + vocab * h
@@ -610,11 +742,22 @@ def test_a_flag_that_needs_another_is_named_as_ignored(flag: str, value: object,
 
 #: As files and collectors state values: texts, lists of one, names of an enumeration.
 SPELLED = {
-    "--num-layers": 32, "--hidden-size": 4096, "--ffn-hidden-size": 11008, "--num-attention-heads": 32, "--seq-length": "4096",
-    "--max-position-embeddings": 4096, "--micro-batch-size": 1, "--global-batch-size": "512", "--swiglu": True, "--bf16": True,
-    "--tensor-model-parallel-size": 2, "--attention-backend": "AttnBackend.flash", "--cp-comm-type": ["p2p"],
-    "--decrease-batch-size-if-needed": True, "--tokenizer-type": "HuggingFaceTokenizer",
-}  # fmt: skip
+    "--num-layers": 32,
+    "--hidden-size": 4096,
+    "--ffn-hidden-size": 11008,
+    "--num-attention-heads": 32,
+    "--seq-length": "4096",
+    "--max-position-embeddings": 4096,
+    "--micro-batch-size": 1,
+    "--global-batch-size": "512",
+    "--swiglu": True,
+    "--bf16": True,
+    "--tensor-model-parallel-size": 2,
+    "--attention-backend": "AttnBackend.flash",
+    "--cp-comm-type": ["p2p"],
+    "--decrease-batch-size-if-needed": True,
+    "--tokenizer-type": "HuggingFaceTokenizer",
+}
 
 
 @pytest.mark.parametrize(
@@ -628,8 +771,16 @@ SPELLED = {
 )
 def test_published_arguments_in_other_spellings(tokenizer: str, tokens: int) -> None:
     arguments = {**SPELLED, "--tokenizer-model": tokenizer}
-    found = case_of({"id": "X-1", "hardware": "h100_sxm", "megatron_args": arguments, "model": {}, "run": {"world_size": 64},
-                     "measured": {}})  # fmt: skip
+    found = case_of(
+        {
+            "id": "X-1",
+            "hardware": "h100_sxm",
+            "megatron_args": arguments,
+            "model": {},
+            "run": {"world_size": 64},
+            "measured": {},
+        }
+    )
     assert found.skipped is None and found.model is not None and found.strategy is not None
     assert found.model.vocab_size == tokens and found.strategy.num_micro_batches == 16
     assert f"vocab_size: {tokens}" in " ".join(found.assumptions)

@@ -85,8 +85,9 @@ def model_of(name: str) -> ModelSpec:
 
 
 def read_back(flags: dict[str, Any], world: int) -> Any:
-    return case_of({"id": "X-1", "hardware": "h100_sxm", "model": {}, "measured": {}, "run": {"world_size": world},
-                    "megatron_args": flags})  # fmt: skip
+    return case_of(
+        {"id": "X-1", "hardware": "h100_sxm", "model": {}, "measured": {}, "run": {"world_size": world}, "megatron_args": flags}
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -117,29 +118,41 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
             assert {key: getattr(case.model, key) for key in expected} == expected
 
 
-LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 64,
-          "linear_conv_kernel_dim": 4}  # fmt: skip
+LINEAR = {
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
 
 
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
         ({"sliding_window": 4096}, {"--window-size": "4095,0"}),
-        ({"sliding_window": 1024, "sliding_window_every": 6},
-         {"--window-size": "1023,0", "--window-attn-skip-freq": "([1]*5+[0]*1+[1]*5+[0]*1)"}),
-        ({"sliding_window": 512, "layer_types": ("full_attention",) * 3 + ("sliding_attention",) * 9},
-         {"--window-size": "511,0", "--window-attn-skip-freq": "([0]*3+[1]*9)"}),
+        (
+            {"sliding_window": 1024, "sliding_window_every": 6},
+            {"--window-size": "1023,0", "--window-attn-skip-freq": "([1]*5+[0]*1+[1]*5+[0]*1)"},
+        ),
+        (
+            {"sliding_window": 512, "layer_types": ("full_attention",) * 3 + ("sliding_attention",) * 9},
+            {"--window-size": "511,0", "--window-attn-skip-freq": "([0]*3+[1]*9)"},
+        ),
         ({"no_rope_layers": (1, 1, 1, 0) * 3}, {"--no-rope-freq": "([0]*3+[1]*1+[0]*3+[1]*1+[0]*3+[1]*1)"}),
         ({"attention_sinks": True}, {"--softmax-type": "learnable"}),
         ({"attention_gate": True}, {"--attention-output-gate": True}),
-        ({"layer_types": (*("linear_attention",) * 3, "full_attention") * 3, **LINEAR},
-         {"--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4, "--linear-num-key-heads": 8}),
-        ({"layer_types": (*("full_attention",) * 2, *("linear_attention",) * 10), **LINEAR},
-         {"--linear-attention-freq": "([0]*2+[1]*10)", "--linear-value-head-dim": 64}),
-        ({"clamped_gate": True},
-         {"--quick-geglu": True, "--activation-func-clamp-value": 7.0, "--glu-linear-offset": 1.0}),
+        (
+            {"layer_types": (*("linear_attention",) * 3, "full_attention") * 3, **LINEAR},
+            {"--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4, "--linear-num-key-heads": 8},
+        ),
+        (
+            {"layer_types": (*("full_attention",) * 2, *("linear_attention",) * 10), **LINEAR},
+            {"--linear-attention-freq": "([0]*2+[1]*10)", "--linear-value-head-dim": 64},
+        ),
+        ({"clamped_gate": True}, {"--quick-geglu": True, "--activation-func-clamp-value": 7.0, "--glu-linear-offset": 1.0}),
     ],
-)  # fmt: skip
+)
 def test_kinds_of_layers_come_back(changes: dict[str, Any], flags: dict[str, Any]) -> None:
     run = Strategy(world_size=8, dp=8, seq_len=8192, framework="megatron-core")
     model = model_of("llama3_8b").replace(num_hidden_layers=12, **changes)
@@ -268,8 +281,22 @@ def test_a_script_s_layout_is_the_layout(tmp_path: Path, h100_model: CostModel) 
         run, path = layouts.strategy(index, problem.run), tmp_path / f"{index}.sh"
         path.write_text(shell_command(model, run, 8))
         config = load_run_config(path)
-        named = {"tp", "pp", "cp", "ep", "etp", "vpp", "dp", "micro_batch_size", "num_micro_batches", "recompute",
-                 "recompute_layers", "tp_mode", "zero", "world_size"}  # fmt: skip
+        named = {
+            "tp",
+            "pp",
+            "cp",
+            "ep",
+            "etp",
+            "vpp",
+            "dp",
+            "micro_batch_size",
+            "num_micro_batches",
+            "recompute",
+            "recompute_layers",
+            "tp_mode",
+            "zero",
+            "world_size",
+        }
         assert {key: config.layout[key] for key in named} == {key: getattr(run, key) for key in named}
         assert parameters(config.model) == parameters(model) and config.seq_len == 4096
 
@@ -299,8 +326,19 @@ def test_numbers_are_numbers() -> None:
 @pytest.mark.parametrize(("tp", "beside", "queues"), [(1, True, 32), (2, True, 1), (1, False, 1)])
 def test_an_exchange_beside_compute_has_queues_of_its_own(tp: int, beside: bool, queues: int) -> None:
     model = load_run_config("configs/models/qwen3_30b_a3b.json").model
-    run = Strategy(world_size=16, seq_len=4096, framework="megatron-core", tp=tp, tp_mode="msp", dp=16 // tp, ep=8, zero=1,
-                   zero_shard_size=16 // tp, moe_exchange_overlap=beside, attention="flash")  # fmt: skip
+    run = Strategy(
+        world_size=16,
+        seq_len=4096,
+        framework="megatron-core",
+        tp=tp,
+        tp_mode="msp",
+        dp=16 // tp,
+        ep=8,
+        zero=1,
+        zero_shard_size=16 // tp,
+        moe_exchange_overlap=beside,
+        attention="flash",
+    )
     text = shell_command(model, run, 8)
     assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in text and "--train-iters 1000" in text and "--lr 0.0001" in text
 
@@ -316,8 +354,18 @@ def test_of_a_flag_given_twice_the_last_counts(tmp_path: Path) -> None:
 
 def test_arguments_that_take_several_values_are_words_of_their_own() -> None:
     model = load_run_config(Path("configs/models/qwen3_30b_a3b.json")).model
-    run = Strategy(world_size=64, seq_len=4096, dp=16, cp=4, cp_comm="a2a+ring", cp_a2a_size=2, recompute="selective",
-                   recompute_modules="core_attn+moe_act", framework="megatron-core-0.12", moe_grouped_gemm=True)  # fmt: skip
+    run = Strategy(
+        world_size=64,
+        seq_len=4096,
+        dp=16,
+        cp=4,
+        cp_comm="a2a+ring",
+        cp_a2a_size=2,
+        recompute="selective",
+        recompute_modules="core_attn+moe_act",
+        framework="megatron-core-0.12",
+        moe_grouped_gemm=True,
+    )
     words = shlex.split(shell_command(model, run, 8), comments=True)
     several = {"--recompute-modules": ["core_attn", "moe_act"], "--hierarchical-context-parallel-sizes": ["2", "2"]}
     for flag, values in several.items():
@@ -328,8 +376,13 @@ def test_arguments_that_take_several_values_are_words_of_their_own() -> None:
 def test_what_a_script_states_without_a_part_in_any_time_is_written_again(tmp_path: Path) -> None:
     model = load_run_config(Path("configs/models/qwen3_30b_a3b.json")).model
     run = Strategy(world_size=8, seq_len=4096, dp=8, framework="megatron-core-0.12")
-    stated = ("--rotary-base 500000", "--norm-epsilon 1e-06", "--use-rope-scaling", "--rope-scaling-factor 4",
-              "--moe-router-topk-scaling-factor 2.5")  # fmt: skip
+    stated = (
+        "--rotary-base 500000",
+        "--norm-epsilon 1e-06",
+        "--use-rope-scaling",
+        "--rope-scaling-factor 4",
+        "--moe-router-topk-scaling-factor 2.5",
+    )
     first, again = tmp_path / "first.sh", tmp_path / "again.sh"
     without = shell_command(model.replace(untimed=()), run, 8)
     assert not any(part in without for part in stated)

@@ -59,9 +59,25 @@ def load(folder: Path, text: str) -> Any:
 
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
-    expected = {"world_size": 8, "tp": 2, "pp": 2, "dp": 2, "cp": 1, "micro_batch_size": 4, "num_micro_batches": 4, "zero": 0,
-                "precision": "bf16", "grad_dtype": "fp32", "attention": "unfused", "dropout": True, "deterministic": True,
-                "gradient_accumulation_fusion": False, "seq_len": 1024, "tp_mode": "mtp", "recompute": "none"}  # fmt: skip
+    expected = {
+        "world_size": 8,
+        "tp": 2,
+        "pp": 2,
+        "dp": 2,
+        "cp": 1,
+        "micro_batch_size": 4,
+        "num_micro_batches": 4,
+        "zero": 0,
+        "precision": "bf16",
+        "grad_dtype": "fp32",
+        "attention": "unfused",
+        "dropout": True,
+        "deterministic": True,
+        "gradient_accumulation_fusion": False,
+        "seq_len": 1024,
+        "tp_mode": "mtp",
+        "recompute": "none",
+    }
     assert expected.items() <= config.layout.items() and config.assumed == ("world_size",)
     assert (config.model.vocab_size, config.model.padded_vocab_size, config.model.gated_mlp) == (50257, 50432, False)
     assert {"--log-params-norm", "--data-path", "--lr", "--tensorboard-dir"} <= set(config.ignored)

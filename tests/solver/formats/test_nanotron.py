@@ -93,17 +93,45 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     assert stated_strategy(config.layout, 8) == Strategy(
-        world_size=8, seq_len=256, dp=2, tp=2, pp=2, tp_mode="msp", zero=0, zero_shard_size=1, micro_batch_size=2,
-        num_micro_batches=3, grad_dtype="fp32", overlap_param_gather=False, framework="nanotron",
-    )  # fmt: skip
+        world_size=8,
+        seq_len=256,
+        dp=2,
+        tp=2,
+        pp=2,
+        tp_mode="msp",
+        zero=0,
+        zero_shard_size=1,
+        micro_batch_size=2,
+        num_micro_batches=3,
+        grad_dtype="fp32",
+        overlap_param_gather=False,
+        framework="nanotron",
+    )
     assert config.model == ModelSpec(
-        name="run", hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        head_dim=4, vocab_size=257, padded_vocab_size=258, tie_word_embeddings=True, max_position_embeddings=256,
-    )  # fmt: skip
+        name="run",
+        hidden_size=16,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=4,
+        vocab_size=257,
+        padded_vocab_size=258,
+        tie_word_embeddings=True,
+        max_position_embeddings=256,
+    )
     assert config.ignored == (
-        "checkpoints", "data_stages", "general", "lighteval", "model.init_method", "model.model_config.bos_token_id",
-        "model.model_config.rms_norm_eps", "optimizer.clip_grad", "optimizer.optimizer_factory.adam_eps", "tokens.train_steps",
-    )  # fmt: skip
+        "checkpoints",
+        "data_stages",
+        "general",
+        "lighteval",
+        "model.init_method",
+        "model.model_config.bos_token_id",
+        "model.model_config.rms_norm_eps",
+        "optimizer.clip_grad",
+        "optimizer.optimizer_factory.adam_eps",
+        "tokens.train_steps",
+    )
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,14 @@ RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero_shard_size=16, grad_dtyp
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "mistral_nemo_12b"])
-@pytest.mark.parametrize("constants", [{}, {"precision": "fp8", "grad_dtype": "fp32", "tp_comm_overlap": False},
-                                       {"attention": "unfused", "dropout": True, "overlap_param_gather": False}])  # fmt: skip
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {},
+        {"precision": "fp8", "grad_dtype": "fp32", "tp_comm_overlap": False},
+        {"attention": "unfused", "dropout": True, "overlap_param_gather": False},
+    ],
+)
 def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(name)
     runs = [
@@ -97,12 +103,27 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     expected = {
-        "framework": "nemo-24", "world_size": 128, "tp": 2, "tp_mode": "msp", "pp": 1, "dp": 64, "zero": 1,
-        "zero_shard_size": 64, "micro_batch_size": 1,
-        "num_micro_batches": 32, "precision": "bf16", "grad_dtype": "bf16", "recompute": "none",
-        "cross_entropy_fusion": True, "overlap_grad_reduce": True, "overlap_param_gather": True, "tp_comm_overlap": False,
-        "dropout": False, "attention": "flash", "seq_len": 4096,
-    }  # fmt: skip
+        "framework": "nemo-24",
+        "world_size": 128,
+        "tp": 2,
+        "tp_mode": "msp",
+        "pp": 1,
+        "dp": 64,
+        "zero": 1,
+        "zero_shard_size": 64,
+        "micro_batch_size": 1,
+        "num_micro_batches": 32,
+        "precision": "bf16",
+        "grad_dtype": "bf16",
+        "recompute": "none",
+        "cross_entropy_fusion": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "tp_comm_overlap": False,
+        "dropout": False,
+        "attention": "flash",
+        "seq_len": 4096,
+    }
     assert expected.items() <= config.layout.items() and config.assumed == ("grad_dtype",)
     assert same_model(config.model, model_of("llama2_7b"), 2)
     assert {"defaults", "run", "trainer.max_steps", "model.data", "model.tokenizer"} <= set(config.ignored)

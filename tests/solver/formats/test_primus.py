@@ -79,10 +79,21 @@ modules:
       gradient_accumulation_fusion: false
 """
 LAYOUT = Strategy(
-    world_size=16, seq_len=4096, dp=4, pp=4, num_micro_batches=8, zero=1, zero_shard_size=4, grad_dtype="fp32",
-    cross_entropy_fusion=True, p2p_overlap=True, recompute="full", pipeline_layout="Et*9|t*8|t*8|t*7L",
-    recompute_stage_layers="5+2+0+0", framework=PRIMUS,
-)  # fmt: skip
+    world_size=16,
+    seq_len=4096,
+    dp=4,
+    pp=4,
+    num_micro_batches=8,
+    zero=1,
+    zero_shard_size=4,
+    grad_dtype="fp32",
+    cross_entropy_fusion=True,
+    p2p_overlap=True,
+    recompute="full",
+    pipeline_layout="Et*9|t*8|t*8|t*7L",
+    recompute_stage_layers="5+2+0+0",
+    framework=PRIMUS,
+)
 
 
 def test_what_an_example_leaves_to_the_base_file(tmp_path: Path) -> None:
@@ -126,11 +137,26 @@ def test_layers_are_listed_by_their_numbers(tmp_path: Path) -> None:
 def test_an_example_as_it_is_published(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     expected = {
-        "framework": PRIMUS, "tp": 1, "pp": 1, "ep": 8, "dp": 8, "world_size": 8, "zero": 1, "micro_batch_size": 4,
-        "num_micro_batches": 8, "moe_dispatcher": "alltoall", "moe_permute_fusion": False, "moe_grouped_gemm": True,
-        "gradient_accumulation_fusion": False, "overlap_param_gather": True, "precision": "bf16", "dropout": False,
-        "moe_shared_expert_overlap": False, "schedule": "1f1b", "recompute": "none",
-    }  # fmt: skip
+        "framework": PRIMUS,
+        "tp": 1,
+        "pp": 1,
+        "ep": 8,
+        "dp": 8,
+        "world_size": 8,
+        "zero": 1,
+        "micro_batch_size": 4,
+        "num_micro_batches": 8,
+        "moe_dispatcher": "alltoall",
+        "moe_permute_fusion": False,
+        "moe_grouped_gemm": True,
+        "gradient_accumulation_fusion": False,
+        "overlap_param_gather": True,
+        "precision": "bf16",
+        "dropout": False,
+        "moe_shared_expert_overlap": False,
+        "schedule": "1f1b",
+        "recompute": "none",
+    }
     assert expected.items() <= config.layout.items()
     assert same_model(config.model, model_of("deepseek_v2_lite"))
     assert config.assumed == ("world_size",)

@@ -21,13 +21,28 @@ Event = dict[str, Any]
 def kernel(name: str, start: float, end: float, stream: int = 7, device: int = 0, cat: str = "kernel") -> Event:
     """Return an event as Kineto writes it; times in milliseconds."""
     args = {"External id": 12, "device": device, "stream": stream, "correlation": 3}
-    return {"ph": "X", "cat": cat, "name": name, "pid": device, "tid": stream, "ts": 1e3 * start, "dur": 1e3 * (end - start),
-            "args": args}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": device,
+        "tid": stream,
+        "ts": 1e3 * start,
+        "dur": 1e3 * (end - start),
+        "args": args,
+    }
 
 
 def step(number: int, start: float, end: float, cat: str = "gpu_user_annotation") -> Event:
-    return {"ph": "X", "cat": cat, "name": f"ProfilerStep#{number}", "pid": 0, "tid": 1, "ts": 1e3 * start,
-            "dur": 1e3 * (end - start)}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": f"ProfilerStep#{number}",
+        "pid": 0,
+        "tid": 1,
+        "ts": 1e3 * start,
+        "dur": 1e3 * (end - start),
+    }
 
 
 def write(path: Path, *events: Event) -> Path:
@@ -72,10 +87,17 @@ def test_copies_are_told_by_their_category() -> None:
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 def test_steps_go_from_mark_to_mark(name: str, tmp_path: Path) -> None:
     path = write(
-        tmp_path / name, step(3, 0, 90), step(4, 100, 190), step(5, 210, 300), kernel("gemm", 5, 50), kernel("gemm", 95, 105),
-        kernel("gemm", 150, 160), kernel("gemm", 250, 260), {"ph": "i", "name": "a mark", "ts": 1},
+        tmp_path / name,
+        step(3, 0, 90),
+        step(4, 100, 190),
+        step(5, 210, 300),
+        kernel("gemm", 5, 50),
+        kernel("gemm", 95, 105),
+        kernel("gemm", 150, 160),
+        kernel("gemm", 250, 260),
+        {"ph": "i", "name": "a mark", "ts": 1},
         step(4, 40, 60, "user_annotation"),
-    )  # fmt: skip
+    )
     trace = read_trace(path)
     assert is_trace(path)
     assert trace.steps == pytest.approx([0.1, 0.11]) and trace.step.tolist() == [0, 0, 1]
@@ -118,11 +140,14 @@ def test_what_a_trace_says_of_its_machine(tmp_path: Path) -> None:
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1, "dur": -4}]}', "negative, beyond all clocks"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1e300, "dur": 4}]}', "beyond all clocks"),
         ('{"traceEvents": ' + "[" * 100_000, "is no trace of torch.profiler"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1e9, "dur": 4}, '
-         '{"ph": "X", "name": "ProfilerStep#1", "ts": 1, "dur": 2}, {"ph": "X", "name": "ProfilerStep#2", "ts": 5, "dur": 2}]}',
-         "no kernel lies within a ProfilerStep"),
+        (
+            '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1e9, "dur": 4}, '
+            '{"ph": "X", "name": "ProfilerStep#1", "ts": 1, "dur": 2}, {"ph": "X", "name": "ProfilerStep#2", '
+            '"ts": 5, "dur": 2}]}',
+            "no kernel lies within a ProfilerStep",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)

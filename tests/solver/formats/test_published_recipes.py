@@ -15,14 +15,47 @@ from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import framework_of
 from solver.spec.strategy import Strategy
 
-QWEN = {"name": "qwen3-30b-a3b", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
-        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "qk_norm": True}  # fmt: skip
-GPT_OSS = {"name": "gpt-oss-120b", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
-           "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "num_experts": 128,
-           "num_experts_per_tok": 4, "moe_intermediate_size": 2880, "attention_bias": True}  # fmt: skip
-RUN = {"framework": "megatron-bridge 26.06", "world_size": 8, "seq_len": 4096, "global_batch_size": 512, "micro_batch_size": 8,
-       "tp": 1, "pp": 1, "cp": 1, "ep": 8, "zero": 1, "precision": "mxfp8"}  # fmt: skip
+QWEN = {
+    "name": "qwen3-30b-a3b",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "qk_norm": True,
+}
+GPT_OSS = {
+    "name": "gpt-oss-120b",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_experts": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 2880,
+    "attention_bias": True,
+}
+RUN = {
+    "framework": "megatron-bridge 26.06",
+    "world_size": 8,
+    "seq_len": 4096,
+    "global_batch_size": 512,
+    "micro_batch_size": 8,
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "ep": 8,
+    "zero": 1,
+    "precision": "mxfp8",
+}
 
 
 def read(model: dict[str, Any] = QWEN, hardware: str = "gb300", **run: Any) -> Case:
@@ -46,11 +79,18 @@ def test_every_recipe_is_a_layout_that_runs(recipe: Recipe) -> None:
     zero = settings.pop("zero", 3 if recipe.family == "nemo-automodel" else 1)
     shard = settings.pop("zero_shard_size", dp * sizes["cp"])
     run = Strategy(
-        **(sizes | settings), seq_len=4096, dp=dp, zero=zero, zero_shard_size=shard, precision=recipe.precision,
-        schedule="interleaved" if sizes["vpp"] > 1 else "1f1b", num_micro_batches=8 * sizes["pp"], tp_mode="msp",
+        **(sizes | settings),
+        seq_len=4096,
+        dp=dp,
+        zero=zero,
+        zero_shard_size=shard,
+        precision=recipe.precision,
+        schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
+        num_micro_batches=8 * sizes["pp"],
+        tp_mode="msp",
         framework=(framework := " ".join((recipe.family, *recipe.releases[-1:]))),
         **({} if "fp8_recipe" in settings else {"fp8_recipe": framework_of(framework).flags.get("fp8_recipe", "delayed")}),
-    )  # fmt: skip
+    )
     assert run.world_size == sizes["tp"] * sizes["pp"] * sizes["cp"] * dp
     assert set(recipe.devices) <= {path.stem for path in FOLDER.glob("*.json")}
     if run.pipeline_layout or model.num_hidden_layers % (run.pp * run.vpp) == 0:
@@ -89,9 +129,14 @@ def test_more_gpus_repeat_a_recipe() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"framework": "megatron-core 0.14"}, {"framework": "megatron-bridge 27.01"}, {"micro_batch_size": 2}, {"ep": 4},
-     {"precision": "bf16", "micro_batch_size": 4}],
-)  # fmt: skip
+    [
+        {"framework": "megatron-core 0.14"},
+        {"framework": "megatron-bridge 27.01"},
+        {"micro_batch_size": 2},
+        {"ep": 4},
+        {"precision": "bf16", "micro_batch_size": 4},
+    ],
+)
 def test_another_run_gets_nothing(other: dict[str, Any]) -> None:
     assert not any("performance recipe" in line for line in read(**other).assumptions)
     assert not any("performance recipe" in line for line in read({**QWEN, "num_hidden_layers": 24}).assumptions)
@@ -115,8 +160,17 @@ DEEPSEEK = {"name": "deepseek-v3", "hidden_size": 7168, "intermediate_size": 184
 
 
 def test_deepseek_has_the_layout_and_the_predicted_token_of_its_recipe() -> None:
-    run = {"framework": "megatron-bridge 26.04", "world_size": 1024, "global_batch_size": 8192, "micro_batch_size": 1, "tp": 2,
-           "pp": 8, "vpp": 4, "ep": 64, "precision": "bf16"}  # fmt: skip
+    run = {
+        "framework": "megatron-bridge 26.04",
+        "world_size": 1024,
+        "global_batch_size": 8192,
+        "micro_batch_size": 1,
+        "tp": 2,
+        "pp": 8,
+        "vpp": 4,
+        "ep": 64,
+        "precision": "bf16",
+    }
     case = read(DEEPSEEK, "h100_sxm", **run)
     found = strategy(case)
     assert (found.pipeline_layout, found.tp_mode, found.recompute_modules) == ("Et|(tt|)*30mL", "msp", "mla_up_proj+mlp")
@@ -128,10 +182,25 @@ def test_deepseek_has_the_layout_and_the_predicted_token_of_its_recipe() -> None
 
 
 def test_layers_are_offloaded_where_the_host_is_described() -> None:
-    llama = {"name": "llama3-70b", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-             "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
-    run = {"framework": "megatron-bridge 26.04", "world_size": 64, "global_batch_size": 256, "micro_batch_size": 2, "ep": 1,
-           "zero": 3, "precision": "fp8", "seq_len": 8192}  # fmt: skip
+    llama = {
+        "name": "llama3-70b",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+    run = {
+        "framework": "megatron-bridge 26.04",
+        "world_size": 64,
+        "global_batch_size": 256,
+        "micro_batch_size": 2,
+        "ep": 1,
+        "zero": 3,
+        "precision": "fp8",
+        "seq_len": 8192,
+    }
     assert strategy(read(llama, "gb200", **run)).offload_layers == 40
     assert cluster_of(read_datasheet(FOLDER / "gb200.json").device).host_link == 225e9
 
@@ -142,11 +211,32 @@ def test_no_group_of_one_rank_sends_tokens_between_ranks() -> None:
     assert strategy(read(GPT_OSS, "h100_sxm", **run, moe_dispatcher="alltoall")).ep == 1
 
 
-GROK = {"name": "grok1-314b", "hidden_size": 6144, "intermediate_size": 32768, "num_hidden_layers": 64,
-        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "num_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 32768}  # fmt: skip
-GROK_RUN = {"framework": "nemo 24.12", "world_size": 512, "global_batch_size": 1024, "micro_batch_size": 1, "tp": 4, "pp": 8,
-            "vpp": 8, "cp": 2, "ep": 8, "precision": "bf16", "seq_len": 8192}  # fmt: skip
+GROK = {
+    "name": "grok1-314b",
+    "hidden_size": 6144,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32768,
+}
+GROK_RUN = {
+    "framework": "nemo 24.12",
+    "world_size": 512,
+    "global_batch_size": 1024,
+    "micro_batch_size": 1,
+    "tp": 4,
+    "pp": 8,
+    "vpp": 8,
+    "cp": 2,
+    "ep": 8,
+    "precision": "bf16",
+    "seq_len": 8192,
+}
 
 
 def test_a_release_is_found_wherever_it_stands_in_a_framework_s_name() -> None:
@@ -166,8 +256,15 @@ def test_a_recipe_may_train_fewer_layers_than_its_model_has() -> None:
 
 @pytest.mark.parametrize("framework", ["nemo 24.12", "megatron-bridge 26.06"])
 def test_fine_tuning_runs_pack_short_documents(framework: str) -> None:
-    llama = {"name": "llama3-8b SFT", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+    llama = {
+        "name": "llama3-8b SFT",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
     run = {"framework": framework, "precision": "bf16", "micro_batch_size": 1, "ep": 1}
     found = read(llama, "h100_sxm", **run)
     assert strategy(found).document_tokens == 200

@@ -47,8 +47,12 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
     path.write_text(SCRIPT.replace("--bf16x ", ""))
     config = load_run_config(path)
     assert {key: config.layout[key] for key in ("world_size", "dp", "seq_len", "micro_batch_size", "num_micro_batches")} == {
-        "world_size": 16, "dp": 16, "seq_len": 4096, "micro_batch_size": 1, "num_micro_batches": 4,
-    }  # fmt: skip
+        "world_size": 16,
+        "dp": 16,
+        "seq_len": 4096,
+        "micro_batch_size": 1,
+        "num_micro_batches": 4,
+    }
     assert (config.model.num_hidden_layers, config.layout["precision"], config.ignored) == (32, "bf16", ("--save",))
     taken = "DTYPE is bf16; NUM_NODES is 2"  # not MASTER_ADDR, which decides nothing
     assert config.notes == (
@@ -60,8 +64,11 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
 def test_a_default_that_decides_a_chain_is_of_its_words() -> None:
     found = read_shell('A=1; [ "${KIND:-fp8}" = fp8 ] && A=2; run $A; run 3')
     assert [(word.text, set(word.defaults)) for word in found.words if word.text != ";"] == [
-        ("run", set()), ("2", {"KIND"}), ("run", set()), ("3", set()),
-    ]  # fmt: skip
+        ("run", set()),
+        ("2", {"KIND"}),
+        ("run", set()),
+        ("3", set()),
+    ]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
@@ -168,15 +175,24 @@ RUN += "--tokenizer-type NullTokenizer"
         (f"TP=4\n(cd /tmp; TP=2; bash prepare.sh)\n{RUN} --tensor-model-parallel-size $TP", 4, ()),
         (f"TP=4\nTP=2 bash prepare.sh\n{RUN} --tensor-model-parallel-size $TP", 4, ()),
         (f"export A=1 TP=2\nCUDA_DEVICE_MAX_CONNECTIONS=1 {RUN} --tensor-model-parallel-size $TP $@", 2, ()),
-        (f"set -euo pipefail\nmain() {{\n{RUN} --tensor-model-parallel-size 2 \"$@\"\n}}\nmain \"$@\"", 2, ()),
-        (f"TP=2\nsource ./cluster.env\n. more.env\n{RUN} --tensor-model-parallel-size $TP", 2,
-         ("not read, though the script runs it and it may set variables: ./cluster.env, more.env",)),
-        (f"TP=2\nif [ -n \"$WIDE\" ]; then TP=4; fi\n{RUN} --tensor-model-parallel-size $TP", 2,
-         ("the script's own, unless the environment (--env) says otherwise: WIDE is not set",)),
-        (f"TP=${{1:-4}}\n{RUN} --tensor-model-parallel-size $TP", 4,
-         ("the script's own, unless the environment (--env) or its arguments say otherwise: $1 is 4",)),
+        (f'set -euo pipefail\nmain() {{\n{RUN} --tensor-model-parallel-size 2 "$@"\n}}\nmain "$@"', 2, ()),
+        (
+            f"TP=2\nsource ./cluster.env\n. more.env\n{RUN} --tensor-model-parallel-size $TP",
+            2,
+            ("not read, though the script runs it and it may set variables: ./cluster.env, more.env",),
+        ),
+        (
+            f'TP=2\nif [ -n "$WIDE" ]; then TP=4; fi\n{RUN} --tensor-model-parallel-size $TP',
+            2,
+            ("the script's own, unless the environment (--env) says otherwise: WIDE is not set",),
+        ),
+        (
+            f"TP=${{1:-4}}\n{RUN} --tensor-model-parallel-size $TP",
+            4,
+            ("the script's own, unless the environment (--env) or its arguments say otherwise: $1 is 4",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_reaches_the_launch_and_what_may_change_it(script: str, tp: int, notes: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(script)
@@ -278,13 +294,18 @@ LAUNCH = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-s
 LAUNCH += "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8"
 
 
-@pytest.mark.parametrize("script", [
-    f"chmod +x examples/pretrain_gpt.py\ncp pretrain_gpt.py /tmp\n{LAUNCH}",
-    f'CMD="{LAUNCH} 2>&1 |& tee log.txt"\neval $CMD',
-    f'CMD="{LAUNCH} &> log.txt"\neval $CMD',
-    f"export LAUNCHER='torchrun --nproc_per_node 8 --master_addr '$MASTER_ADDR\n"
-    f"export CMD=\"{LAUNCH.removeprefix('torchrun --nproc_per_node 8 ')} --data-path $DATA\"\nsrun bash -c '$LAUNCHER $CMD'",
-], ids=["copied before", "errors too", "redirected", "partly known"])  # fmt: skip
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"chmod +x examples/pretrain_gpt.py\ncp pretrain_gpt.py /tmp\n{LAUNCH}",
+        f'CMD="{LAUNCH} 2>&1 |& tee log.txt"\neval $CMD',
+        f'CMD="{LAUNCH} &> log.txt"\neval $CMD',
+        f"export LAUNCHER='torchrun --nproc_per_node 8 --master_addr '$MASTER_ADDR\n"
+        f'export CMD="{LAUNCH.removeprefix("torchrun --nproc_per_node 8 ")} --data-path $DATA"\nsrun bash '
+        f"-c '$LAUNCHER $CMD'",
+    ],
+    ids=["copied before", "errors too", "redirected", "partly known"],
+)
 def test_one_launch_is_found(script: str, tmp_path: Path) -> None:
     path = tmp_path / "train.sh"
     path.write_text(script)

@@ -23,8 +23,21 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "llama2_7b": {"precision": "fp8", "overlap_grad_reduce": False},
     "mixtral_8x7b": {"recompute_modules": "moe_act+layernorm", "moe_capacity_factor": 1.25},
 }
-RUN = Strategy(world_size=64, seq_len=4096, dp=8, tp=4, tp_mode="msp", pp=2, vpp=2, schedule="interleaved", num_micro_batches=8,
-               zero=1, zero_shard_size=8, framework="megatron-core-0.12", **PLAIN)  # type: ignore[arg-type]  # fmt: skip
+RUN = Strategy(
+    world_size=64,
+    seq_len=4096,
+    dp=8,
+    tp=4,
+    tp_mode="msp",
+    pp=2,
+    vpp=2,
+    schedule="interleaved",
+    num_micro_batches=8,
+    zero=1,
+    zero_shard_size=8,
+    framework="megatron-core-0.12",
+    **PLAIN,
+)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(CONSTANTS))

@@ -121,13 +121,19 @@ def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "bytes_"),
     [
-        ("[Rank 0] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 40960.5 | reserved: 1.0"
-         "\n [Rank 8] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 30000.0 | reserved: 1.0\n"
-         "elapsed time per iteration (ms): 512.5", 40960.5 * 2**20),
-        ("CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.5GB\n"
-         "CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.25GB", 45.5 * GIB),
+        (
+            "[Rank 0] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 40960.5 | reserved: 1.0"
+            "\n [Rank 8] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 30000.0 | reserved: 1.0\n"
+            "elapsed time per iteration (ms): 512.5",
+            40960.5 * 2**20,
+        ),
+        (
+            "CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.5GB\n"
+            "CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.25GB",
+            45.5 * GIB,
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_most_memory_of_any_rank(lines: str, bytes_: float, tmp_path: Path) -> None:
     found = read_observation(written(tmp_path, lines), ONE, "h100_sxm")
     assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), "allocated") and len(found.steps) in (1, 2)
@@ -212,8 +218,11 @@ def test_a_line_in_another_encoding_hides_no_step(tmp_path: Path) -> None:
 
 
 def test_lines_of_validation_are_no_steps(tmp_path: Path) -> None:
-    lines = [f"[titan] step: {i}  loss: 7.9  memory: 45.12GiB(57.05%)  tps: 4,096\n[titan] validate step: {i}  loss: 8.0  "
-             f"memory: 47.00GiB(59.40%)  tps: 18,000" for i in range(1, 21)]  # fmt: skip
+    lines = [
+        f"[titan] step: {i}  loss: 7.9  memory: 45.12GiB(57.05%)  tps: 4,096\n[titan] validate step: {i}  loss: 8.0  "
+        f"memory: 47.00GiB(59.40%)  tps: 18,000"
+        for i in range(1, 21)
+    ]
     found = read_observation(written(tmp_path, "\n".join(lines)), ONE, "h100_sxm")
     assert found.steps.tolist() == [1.0] * 15 and found.peak_memory == 45.12 * GIB
 
@@ -223,15 +232,21 @@ STEPS = "elapsed time per iteration (ms): 512.5\n"
 
 @pytest.mark.parametrize(
     "said",
-    ["  world_size ........................... 16\n  global_batch_size ............... 64\n", "global_batch_size: 64 ",
-     "local batch size 2, global batch size 64, gradient accumulation steps 1, sequence length 4096, total",
-     "NVIDIA H100 80GB HBM3",
-     " iteration 9/ 500000 | global batch size:    32 |\n iteration 10/ 500000 | global batch size:    64 |",
-     "Building 1-D device mesh with ['dp_shard'], [16]",
-     "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=8, cp=1, tp=1, ep=1, etp=1",
-     "per_device_train_batch_size=4, train_batch_size: 4",
-     "global_batch_size: 1.02K", "my_world_size: 7", "NVIDIA driver 550", "GPU: NVIDIA Z999"],
-)  # fmt: skip
+    [
+        "  world_size ........................... 16\n  global_batch_size ............... 64\n",
+        "global_batch_size: 64 ",
+        "local batch size 2, global batch size 64, gradient accumulation steps 1, sequence length 4096, total",
+        "NVIDIA H100 80GB HBM3",
+        " iteration 9/ 500000 | global batch size:    32 |\n iteration 10/ 500000 | global batch size:    64 |",
+        "Building 1-D device mesh with ['dp_shard'], [16]",
+        "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=8, cp=1, tp=1, ep=1, etp=1",
+        "per_device_train_batch_size=4, train_batch_size: 4",
+        "global_batch_size: 1.02K",
+        "my_world_size: 7",
+        "NVIDIA driver 550",
+        "GPU: NVIDIA Z999",
+    ],
+)
 def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
     run = Strategy(world_size=16, dp=16, seq_len=4096, micro_batch_size=2, num_micro_batches=2)
     assert len(read_observation(written(tmp_path, said + STEPS), run, "h100_sxm").steps) == 1
@@ -268,10 +283,12 @@ def test_the_log_of_another_run_is_refused(said: str, sentence: str, tmp_path: P
 
 @pytest.mark.parametrize(
     ("line", "bytes_", "kind"),
-    [(" Memory usage: 1024.00MiB. Peak allocated 40000.00MiB. Peak reserved: 55102.00MiB", 55102.0 * 2**20, "reserved"),
-     ("iteration: 5 / 100 | cuda_max_memory_reserved: 55.1G | ", 55.1 * GIB, "reserved"),
-     ("max_memory_allocated: 42949672960", 40 * GIB, "allocated")],
-)  # fmt: skip
+    [
+        (" Memory usage: 1024.00MiB. Peak allocated 40000.00MiB. Peak reserved: 55102.00MiB", 55102.0 * 2**20, "reserved"),
+        ("iteration: 5 / 100 | cuda_max_memory_reserved: 55.1G | ", 55.1 * GIB, "reserved"),
+        ("max_memory_allocated: 42949672960", 40 * GIB, "allocated"),
+    ],
+)
 def test_memory_of_nanotron_and_nemo(line: str, bytes_: float, kind: str, tmp_path: Path) -> None:
     found = read_observation(written(tmp_path, f"{line}\n{STEPS}"), ONE, "h100_sxm")
     assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), kind)

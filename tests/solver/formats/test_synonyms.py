@@ -38,14 +38,28 @@ def released(keys: dict[str, Any], hardware: str, assumptions: list[str]) -> str
 
 @pytest.mark.parametrize(
     ("key", "word", "meant"),
-    [("schedule", "1F1B", "1f1b"), ("schedule", "Interleaved1F1B", "interleaved"), ("schedule", "ZB-H1", "zb-h1"),
-     ("schedule", "1f1b-interleaved", "interleaved"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"),
-     ("cp_comm", "all_gather", "allgather"), ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"),
-     ("precision", "mxfp8", "mxfp8"),
-     ("precision", "BF16", "bf16"), ("precision", "torch.bfloat16", "bf16"), ("grad_dtype", "float32", "fp32"),
-     ("recompute", "Full", "full"), ("recompute", True, "full"), ("recompute", False, "none"),
-     ("recompute", "uniform", "full"), ("recompute", "False", "none"), ("recompute", "selective", "selective")],
-)  # fmt: skip
+    [
+        ("schedule", "1F1B", "1f1b"),
+        ("schedule", "Interleaved1F1B", "interleaved"),
+        ("schedule", "ZB-H1", "zb-h1"),
+        ("schedule", "1f1b-interleaved", "interleaved"),
+        ("schedule", "zb-v", "zb-v"),
+        ("cp_comm", "p2p", "ring"),
+        ("cp_comm", "all_gather", "allgather"),
+        ("precision", "bfloat16", "bf16"),
+        ("precision", "FP8-hybrid", "fp8"),
+        ("precision", "mxfp8", "mxfp8"),
+        ("precision", "BF16", "bf16"),
+        ("precision", "torch.bfloat16", "bf16"),
+        ("grad_dtype", "float32", "fp32"),
+        ("recompute", "Full", "full"),
+        ("recompute", True, "full"),
+        ("recompute", False, "none"),
+        ("recompute", "uniform", "full"),
+        ("recompute", "False", "none"),
+        ("recompute", "selective", "selective"),
+    ],
+)
 def test_words(key: str, word: str | bool, meant: str) -> None:
     assert run(**{key: word}) == {key: meant}
 
@@ -58,10 +72,15 @@ def test_other_keys_and_values_that_are_not_strings() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "hardware", "keys", "meant"),
-    [("Megatron-LM", "h100_sxm", {}, "megatron-core"), ("Megatron-LM", "a100_sxm_80gb", {}, "Megatron-LM"),
-     ("nemo 24.12", "h100_sxm", {}, "nemo 24.12"), ("internevo", "a100_sxm_80gb", {"tp_mode": "isp"}, "internevo-2024"),
-     ("internevo", "a100_sxm_80gb", {"tp_mode": "mtp"}, "internevo"), ("internevo", "h100_sxm", {}, "internevo-2024")],
-)  # fmt: skip
+    [
+        ("Megatron-LM", "h100_sxm", {}, "megatron-core"),
+        ("Megatron-LM", "a100_sxm_80gb", {}, "Megatron-LM"),
+        ("nemo 24.12", "h100_sxm", {}, "nemo 24.12"),
+        ("internevo", "a100_sxm_80gb", {"tp_mode": "isp"}, "internevo-2024"),
+        ("internevo", "a100_sxm_80gb", {"tp_mode": "mtp"}, "internevo"),
+        ("internevo", "h100_sxm", {}, "internevo-2024"),
+    ],
+)
 def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
     assumptions: list[str] = []
     normalized = released({"framework": framework, **keys}, hardware, assumptions)
@@ -71,9 +90,14 @@ def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: st
 
 @pytest.mark.parametrize(
     ("settings", "layers", "meant"),
-    [("layers per stage 5 7 7 7", 24, "Et*4|(t*7|)*2t*6L"), ("1F1B, layers per stage 3 5", 8, "Et*3|t*5L"),
-     ("layers per stage 26", 24, None), ("no DP overlap", 24, None), (None, 24, None)],
-)  # fmt: skip
+    [
+        ("layers per stage 5 7 7 7", 24, "Et*4|(t*7|)*2t*6L"),
+        ("1F1B, layers per stage 3 5", 8, "Et*3|t*5L"),
+        ("layers per stage 26", 24, None),
+        ("no DP overlap", 24, None),
+        (None, 24, None),
+    ],
+)
 def test_layers_of_stages_in_words(settings: str | None, layers: int, meant: str | None) -> None:
     # 5 + 7 + 7 + 7 are the 24 layers, the embedding and the head; 3 + 5 are the layers alone
     assert with_stages({"settings": settings}, layers).get("pipeline_layout") == meant
@@ -87,9 +111,23 @@ def test_layers_of_stages_that_do_not_add_up_are_refused() -> None:
 
 def test_a_case_in_the_words_of_its_source() -> None:
     model = {**MODEL, "layer_drop": 0.1, "rope_theta": None}
-    plain = {"id": "X-1", "hardware": "h100_sxm", "model": model, "measured": {},
-             "run": {"framework": "torchtitan", "world_size": 16, "seq_len": 4096, "dp": 8, "pp": 2, "schedule": "1F1B",
-                     "precision": "float8", "micro_batch_size": 1, "num_micro_batches": 4}}  # fmt: skip
+    plain = {
+        "id": "X-1",
+        "hardware": "h100_sxm",
+        "model": model,
+        "measured": {},
+        "run": {
+            "framework": "torchtitan",
+            "world_size": 16,
+            "seq_len": 4096,
+            "dp": 8,
+            "pp": 2,
+            "schedule": "1F1B",
+            "precision": "float8",
+            "micro_batch_size": 1,
+            "num_micro_batches": 4,
+        },
+    }
     case = case_of(plain)
     assert case.skipped is None and case.strategy is not None
     assert (case.strategy.schedule, case.strategy.precision) == ("1f1b", "fp8")
@@ -100,8 +138,13 @@ def test_a_case_in_the_words_of_its_source() -> None:
     ("name", "priced"), [("torchtitan", ""), ("torchtitan-0.2.1", ""), ("torchtitan-0.9", "torchtitan-2024-12")]
 )
 def test_a_release_that_is_not_described_is_named(name: str, priced: str) -> None:
-    plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
-             "run": {"framework": name, "world_size": 8, "seq_len": 4096, "dp": 8}}  # fmt: skip
+    plain = {
+        "id": "X-1",
+        "hardware": "h100_sxm",
+        "model": MODEL,
+        "measured": {},
+        "run": {"framework": name, "world_size": 8, "seq_len": 4096, "dp": 8},
+    }
     said = f"framework {name!r}: priced as {priced}, no such release is described"
     assert (said in case_of(plain).assumptions) == bool(priced)
 
@@ -112,10 +155,22 @@ def test_the_rest_of_a_name_is_kept() -> None:
 
 
 def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
-    config = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257,
-              "attn_pdrop": 0.1}  # fmt: skip
-    plain = {"id": "X-1", "hardware": "a100_sxm_80gb", "model": config, "measured": {},
-             "run": {"framework": "pytorch ddp", "world_size": 8, "seq_len": 1024, "dp": 8}}  # fmt: skip
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 1600,
+        "n_layer": 48,
+        "n_head": 25,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "attn_pdrop": 0.1,
+    }
+    plain = {
+        "id": "X-1",
+        "hardware": "a100_sxm_80gb",
+        "model": config,
+        "measured": {},
+        "run": {"framework": "pytorch ddp", "world_size": 8, "seq_len": 1024, "dp": 8},
+    }
     case = case_of(plain)
     assert (
         case.model is not None
@@ -128,8 +183,13 @@ def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
 
 
 def test_an_unknown_word_is_reported() -> None:
-    plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
-             "run": {"framework": "nemo", "world_size": 8, "seq_len": 4096, "dp": 8, "schedule": "zb-w"}}  # fmt: skip
+    plain = {
+        "id": "X-1",
+        "hardware": "h100_sxm",
+        "model": MODEL,
+        "measured": {},
+        "run": {"framework": "nemo", "world_size": 8, "seq_len": 4096, "dp": 8, "schedule": "zb-w"},
+    }
     assert "schedule is 'zb-w'" in str(case_of(plain).skipped)
 
 
@@ -142,15 +202,23 @@ def test_zero3_beside_megatron_lm_of_its_time_was_deepspeeds() -> None:
 
 @pytest.mark.parametrize(
     ("key", "word", "meant"),
-    [("attention", "FlashAttention-2", {"attention": "flash"}), ("attention", "eager", {"attention": "unfused"}),
-     ("moe_dispatcher", "DeepEP", {"moe_dispatcher": "deepep"}), ("schedule", "AFAB", {"schedule": "gpipe"}),
-     ("moe_dispatcher", "all-to-all", {"moe_dispatcher": "alltoall"}),
-     ("precision", "fp8_blockwise", {"precision": "fp8", "fp8_recipe": "blockwise"}),
-     ("tp", "2", {"tp": 2}), ("seq_len", 8192.0, {"seq_len": 8192}), ("zero", "ZeRO-1", {"zero": 1}),
-     ("overlap_grad_reduce", "False", {"overlap_grad_reduce": False}), ("compile", 1, {"compile": True}),
-     ("tensor_model_parallel_size", 4, {"tp": 4}), ("gradient_accumulation_steps", 8, {"num_micro_batches": 8}),
-     ("framework", "DeepSpeed ZeRO-3", {"framework": "DeepSpeed ZeRO-3", "zero": 3})],
-)  # fmt: skip
+    [
+        ("attention", "FlashAttention-2", {"attention": "flash"}),
+        ("attention", "eager", {"attention": "unfused"}),
+        ("moe_dispatcher", "DeepEP", {"moe_dispatcher": "deepep"}),
+        ("schedule", "AFAB", {"schedule": "gpipe"}),
+        ("moe_dispatcher", "all-to-all", {"moe_dispatcher": "alltoall"}),
+        ("precision", "fp8_blockwise", {"precision": "fp8", "fp8_recipe": "blockwise"}),
+        ("tp", "2", {"tp": 2}),
+        ("seq_len", 8192.0, {"seq_len": 8192}),
+        ("zero", "ZeRO-1", {"zero": 1}),
+        ("overlap_grad_reduce", "False", {"overlap_grad_reduce": False}),
+        ("compile", 1, {"compile": True}),
+        ("tensor_model_parallel_size", 4, {"tp": 4}),
+        ("gradient_accumulation_steps", 8, {"num_micro_batches": 8}),
+        ("framework", "DeepSpeed ZeRO-3", {"framework": "DeepSpeed ZeRO-3", "zero": 3}),
+    ],
+)
 def test_other_spellings(key: str, word: Any, meant: dict[str, Any]) -> None:
     assert run(**{key: word}) == meant
 
@@ -208,8 +276,16 @@ def test_dualpipe_is_its_half_with_twice_the_replicas() -> None:
     said: list[str] = []
     given = {"schedule": "DualPipe", "pp": 16, "dp": 128, "ep": 64, "num_micro_batches": 120, "micro_batch_size": 1}
     halved = normalized_run(given, said)
-    assert halved == {"schedule": "dualpipev", "pp": 8, "vpp": 2, "dp": 256, "ep": 64, "num_micro_batches": 60,
-                      "micro_batch_size": 1, "moe_exchange_overlap": True}  # fmt: skip
+    assert halved == {
+        "schedule": "dualpipev",
+        "pp": 8,
+        "vpp": 2,
+        "dp": 256,
+        "ep": 64,
+        "num_micro_batches": 60,
+        "micro_batch_size": 1,
+        "moe_exchange_overlap": True,
+    }
     assert halved["pp"] * halved["dp"] == 16 * 128 and halved["dp"] * halved["num_micro_batches"] == 128 * 120
     assert any("dualpipev with pp 8 and twice the replicas" in line for line in said)
     with pytest.raises(InputError, match="schedule dualpipe needs an even number of stages, not pp 5"):

@@ -60,8 +60,16 @@ pipeline_parallel_split_points = "layers.10,layers.20,layers.30,layers.40,layers
 [activation_checkpoint]
 mode = "full"
 """
-RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, grad_dtype="fp32", fused_norm=False,
-               framework="torchtitan-2025-06")  # fmt: skip
+RUN = Strategy(
+    world_size=16,
+    seq_len=4096,
+    dp=16,
+    zero=3,
+    zero_shard_size=16,
+    grad_dtype="fp32",
+    fused_norm=False,
+    framework="torchtitan-2025-06",
+)
 
 
 def load(tmp_path: Path, text: str, world: int = 0) -> Any:
@@ -125,10 +133,25 @@ def test_a_file_of_2026_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, NEWER)
     back = stated_strategy(config.layout, 128)
     assert back == Strategy(
-        world_size=128, seq_len=4096, framework="torchtitan-2026-02", tp=2, tp_mode="msp", dp=64, ep=8, zero=3,
-        zero_shard_size=64, micro_batch_size=8, num_micro_batches=1, recompute="full", grad_dtype="fp32", fused_norm=True,
-        cp_comm="allgather", fp8_recipe="tensorwise", moe_permute_fusion=False, compile=True,
-    )  # fmt: skip
+        world_size=128,
+        seq_len=4096,
+        framework="torchtitan-2026-02",
+        tp=2,
+        tp_mode="msp",
+        dp=64,
+        ep=8,
+        zero=3,
+        zero_shard_size=64,
+        micro_batch_size=8,
+        num_micro_batches=1,
+        recompute="full",
+        grad_dtype="fp32",
+        fused_norm=True,
+        cp_comm="allgather",
+        fp8_recipe="tensorwise",
+        moe_permute_fusion=False,
+        compile=True,
+    )
     assert config.model.num_experts == 128 and config.model.replace(name="x") == model_of("qwen3_30b_a3b").replace(name="x")
 
 
@@ -161,12 +184,16 @@ def test_other_components_are_refused(tmp_path: Path) -> None:
         ("", {"pipeline_layout": "Et*8|t*9|t*8|t*7L"}),  # 34 layers with the ends: 9, 9, 8, 8
         ("pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0", {}),
         ("pipeline_parallel_degree = 2", {}),  # 17 and 17, less one each
-        ("pipeline_parallel_degree = 17", {"account_for_embedding_in_pipeline_split": True,
-                                           "account_for_loss_in_pipeline_split": True}),
-        ("pipeline_parallel_schedule = \"Interleaved1F1B\"\npipeline_parallel_layers_per_stage = 3",
-         {"vpp": 3, "pipeline_layout": "Et*2|(t*3|)*9t*2|tL"}),
+        (
+            "pipeline_parallel_degree = 17",
+            {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+        ),
+        (
+            'pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 3',
+            {"vpp": 3, "pipeline_layout": "Et*2|(t*3|)*9t*2|tL"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_stages_of_2026(stages: str, expected: dict[str, Any], tmp_path: Path) -> None:
     degree = "" if "parallel_degree" in stages else "pipeline_parallel_degree = 4\n"
     text = (
@@ -184,15 +211,25 @@ def test_stages_of_2026(stages: str, expected: dict[str, Any], tmp_path: Path) -
         ("expert_parallel_degree = 8", "expert_tensor_parallel_degree = 2", "tensor parallelism within experts under"),
         ('backend = "deepep"', 'backend = "hybridep"', "expert_parallel_comm_backend is 'hybridep'"),
         ("[compile]", "[debug]\nmoe_force = true\n[compile]", "debug has no key 'moe_force'"),
-        ('mode = "full"', 'mode = "full"\nper_op_sac_force_recompute_mm_shapes_by_fqns = ["wq"]',
-         "recomputation of GEMMs by their shapes"),
+        (
+            'mode = "full"',
+            'mode = "full"\nper_op_sac_force_recompute_mm_shapes_by_fqns = ["wq"]',
+            "recomputation of GEMMs by their shapes",
+        ),
         ("enable = true", 'enable = true\nbackend = "aot_eager"', "another compiler"),
-        ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["norm"], ["output"]]',
-         "lists of tok_embeddings, layers.0 to layers.47, norm and output"),
-        ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"\n'
-         "pipeline_parallel_layers_per_stage = 10", "the layers make 5 stages, no multiple of the pipeline's 4 ranks"),
+        (
+            "tensor_parallel_degree = 2",
+            'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["norm"], ["output"]]',
+            "lists of tok_embeddings, layers.0 to layers.47, norm and output",
+        ),
+        (
+            "tensor_parallel_degree = 2",
+            'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"\n'
+            "pipeline_parallel_layers_per_stage = 10",
+            "the layers make 5 stages, no multiple of the pipeline's 4 ranks",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         load(tmp_path, NEWER.replace(old, new))
@@ -201,9 +238,14 @@ def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "flavor", "shipped"),
-    [("deepseek_v3", "16B", "deepseek_v2_lite"), ("deepseek_v3", "236B", "deepseek_v2"), ("deepseek_v3", "671B", "deepseek_v3"),
-     ("gpt_oss", "20b", "gpt_oss_20b"), ("gpt_oss", "120b", "gpt_oss_120b")],
-)  # fmt: skip
+    [
+        ("deepseek_v3", "16B", "deepseek_v2_lite"),
+        ("deepseek_v3", "236B", "deepseek_v2"),
+        ("deepseek_v3", "671B", "deepseek_v3"),
+        ("gpt_oss", "20b", "gpt_oss_20b"),
+        ("gpt_oss", "120b", "gpt_oss_120b"),
+    ],
+)
 def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_path: Path) -> None:
     text = NEWER.replace('"qwen3"', f'"{name}"').replace("30B-A3B", flavor)
     config = load(tmp_path, text)
@@ -247,8 +289,16 @@ def test_layouts_of_experts_come_back(tmp_path: Path) -> None:
 def test_listed_modules_are_the_stages(tmp_path: Path) -> None:
     """What a layout string assigns is listed module by module, and read back as the same chunks."""
     model = model_of("llama3_8b")
-    run = RUN.replace(framework="torchtitan-2026-02", fused_norm=True, moe_permute_fusion=False, pp=4, dp=4, zero=2,
-                      zero_shard_size=4, num_micro_batches=8)  # fmt: skip
+    run = RUN.replace(
+        framework="torchtitan-2026-02",
+        fused_norm=True,
+        moe_permute_fusion=False,
+        pp=4,
+        dp=4,
+        zero=2,
+        zero_shard_size=4,
+        num_micro_batches=8,
+    )
     write_export(tmp_path / "a.toml", model, run.replace(pipeline_layout="Et*7|t*9|t*9|t*7L"), 8)
     assert load_run_config(tmp_path / "a.toml").layout["pipeline_layout"] == "Et*7|(t*9|)*2t*7L"
     assert '["tok_embeddings", "layers.0"' in (tmp_path / "a.toml").read_text()
@@ -256,10 +306,24 @@ def test_listed_modules_are_the_stages(tmp_path: Path) -> None:
 
 def test_the_preset_of_2025_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, PRESET)
-    expected = {"framework": "torchtitan-2025-06", "tp": 1, "cp": 1, "pp": 1, "zero": 3, "zero_shard_size": -1,
-                "micro_batch_size": 1, "num_micro_batches": 1, "seq_len": 8192, "compile": True, "recompute": "selective",
-                "precision": "bf16", "grad_dtype": "fp32", "tp_mode": "mtp", "schedule": "1f1b",
-                "fused_norm": False}  # fmt: skip
+    expected = {
+        "framework": "torchtitan-2025-06",
+        "tp": 1,
+        "cp": 1,
+        "pp": 1,
+        "zero": 3,
+        "zero_shard_size": -1,
+        "micro_batch_size": 1,
+        "num_micro_batches": 1,
+        "seq_len": 8192,
+        "compile": True,
+        "recompute": "selective",
+        "precision": "bf16",
+        "grad_dtype": "fp32",
+        "tp_mode": "mtp",
+        "schedule": "1f1b",
+        "fused_norm": False,
+    }
     assert expected.items() <= config.layout.items() and not {"dp", "world_size"} & config.layout.keys()
     assert config.model.replace(name="llama3_8b") == model_of("llama3_8b") and config.seq_len == 8192
     assert config.ignored == ("job", "metrics", "model.tokenizer_path", "optimizer.lr", "training.steps")
@@ -270,10 +334,25 @@ def test_the_preset_of_2024_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, OLDER)
     back = stated_strategy(config.layout, 64)
     assert back == Strategy(
-        world_size=64, seq_len=4096, framework="torchtitan-2024-12", tp=4, tp_mode="msp", pp=4, vpp=2, dp=4, zero=2,
-        schedule="interleaved", zero_shard_size=4, micro_batch_size=1, num_micro_batches=8, recompute="full", grad_dtype="fp32",
-        fused_norm=False, cp_comm="allgather", fp8_recipe="tensorwise",
-    )  # fmt: skip
+        world_size=64,
+        seq_len=4096,
+        framework="torchtitan-2024-12",
+        tp=4,
+        tp_mode="msp",
+        pp=4,
+        vpp=2,
+        dp=4,
+        zero=2,
+        schedule="interleaved",
+        zero_shard_size=4,
+        micro_batch_size=1,
+        num_micro_batches=8,
+        recompute="full",
+        grad_dtype="fp32",
+        fused_norm=False,
+        cp_comm="allgather",
+        fp8_recipe="tensorwise",
+    )
 
 
 @pytest.mark.parametrize(
@@ -335,8 +414,9 @@ def test_shards_that_are_gathered_in_8_bits(tmp_path: Path) -> None:
     gathers = text.replace("[float8]", "[float8]\nenable_fsdp_float8_all_gather = true")
     assert load(tmp_path, gathers).layout["fp8_param_gather"] is True
     for name in ("torchtitan-2024-12", "torchtitan-2025-06", "torchtitan-2026-02"):
-        run = RUN.replace(framework=name, precision="fp8", fp8_recipe="tensorwise", fp8_param_gather=True,
-                          fused_norm=name.endswith("2026-02"))  # fmt: skip
+        run = RUN.replace(
+            framework=name, precision="fp8", fp8_recipe="tensorwise", fp8_param_gather=True, fused_norm=name.endswith("2026-02")
+        )
         written = exported(Path("run.toml"), model_of("llama3_8b"), run, 8)["run.toml"]
         assert "enable_fsdp_float8_all_gather = true" in written
         assert load(tmp_path, written, run.world_size).layout["fp8_param_gather"] is True
@@ -454,14 +534,28 @@ def test_deepseek_v3_is_written_with_its_own_flavor(tmp_path: Path) -> None:
     """Without multi-token prediction, which torchtitan has not; its attention is FlexAttention's, which the file says."""
     model = model_of("deepseek_v3").replace(num_nextn_predict_layers=0)
     run = Strategy(
-        world_size=512, dp=512, ep=8, seq_len=4096, zero=3, zero_shard_size=256, micro_batch_size=4, recompute="full",
-        grad_dtype="fp32", moe_permute_fusion=False, framework="torchtitan-2026-02",
-    )  # fmt: skip
+        world_size=512,
+        dp=512,
+        ep=8,
+        seq_len=4096,
+        zero=3,
+        zero_shard_size=256,
+        micro_batch_size=4,
+        recompute="full",
+        grad_dtype="fp32",
+        moe_permute_fusion=False,
+        framework="torchtitan-2026-02",
+    )
     (text,) = exported(tmp_path / "run.toml", model, run, 8).values()
     assert 'flavor = "671B"' in text and "attention is FlexAttention's, which the estimate leaves out" in text
     (tmp_path / "run.toml").write_text(text)
     read = load_run_config(tmp_path / "run.toml")
     assert read.model.replace(name=model.name) == model
     assert {key: read.layout[key] for key in ("dp", "ep", "zero", "zero_shard_size", "micro_batch_size", "recompute")} == {
-        "dp": 512, "ep": 8, "zero": 3, "zero_shard_size": 256, "micro_batch_size": 4, "recompute": "full",
-    }  # fmt: skip
+        "dp": 512,
+        "ep": 8,
+        "zero": 3,
+        "zero_shard_size": 256,
+        "micro_batch_size": 4,
+        "recompute": "full",
+    }

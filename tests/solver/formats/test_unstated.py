@@ -12,10 +12,28 @@ from toy import DEVICE, toy_cost
 from solver.formats.cases.reading import Case, case_of
 from solver.report.validate import Prediction, predict_cases
 
-MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-         "num_key_value_heads": 8, "vocab_size": 1000}  # fmt: skip
-RUN = {"world_size": 8, "seq_len": 2048, "tp": 2, "pp": 2, "cp": 1, "dp": 2, "zero": 1, "vpp": 1, "micro_batch_size": 4,
-       "num_micro_batches": 4, "framework": "megatron-core", "recompute": "none"}  # fmt: skip
+MODEL = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1000,
+}
+RUN = {
+    "world_size": 8,
+    "seq_len": 2048,
+    "tp": 2,
+    "pp": 2,
+    "cp": 1,
+    "dp": 2,
+    "zero": 1,
+    "vpp": 1,
+    "micro_batch_size": 4,
+    "num_micro_batches": 4,
+    "framework": "megatron-core",
+    "recompute": "none",
+}
 
 
 def read(*unstated: str, **stated: Any) -> Case:
@@ -66,8 +84,10 @@ def test_another_zero_stage_comes_before_recomputation() -> None:
     case = read("recompute", "zero", dp=4, pp=1)
     solutions = predicted(case, 80.0).solutions
     assert solutions is not None
-    device = {(int(r), int(z)): float(b) for r, z, b in zip(solutions.layouts.recompute, solutions.layouts.zero,
-                                                            solutions.memory.device, strict=True)}  # fmt: skip
+    device = {
+        (int(r), int(z)): float(b)
+        for r, z, b in zip(solutions.layouts.recompute, solutions.layouts.zero, solutions.memory.device, strict=True)
+    }
     assert device[0, 1] < device[0, 0]
     found = predicted(case, (device[0, 1] + 1) / 2**30)
     assert found.solutions is not None
@@ -95,8 +115,16 @@ def test_a_slower_setting_that_cannot_have_fitted_adds_no_uncertainty() -> None:
 
 def test_optimizer_states_of_a_run_that_does_not_say_so_are_shared_by_all_ranks_that_hold_copies() -> None:
     # 16 ranks of tp 2 and cp 2: 4 data-parallel ones by the 2 that share a sequence
-    model = {"name": "m", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}  # fmt: skip
+    model = {
+        "name": "m",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 256,
+    }
     run = {"framework": "megatron-core", "world_size": 16, "tp": 2, "cp": 2, "pp": 1, "zero": 1, "seq_len": 4096}
     found = case_of({"id": "x-1", "hardware": "h100_sxm", "model": model, "measured": {}, "run": run})
     assert found.strategy is not None and (found.strategy.dp, found.strategy.zero_shard_size) == (4, 8)

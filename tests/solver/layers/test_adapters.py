@@ -34,8 +34,11 @@ def layer(tp: int = 1, **constants: Any) -> LayerProgram:
 
 def gemm_flops(program: LayerProgram, *parts: str) -> float:
     """Return the FLOPs of the GEMMs whose name holds one of ``parts``; of all GEMMs without adapters where none is given."""
-    chosen = [op for op in program.ops if op.kind == LINEAR
-              and (any(part in op.name for part in parts) if parts else "lora" not in op.name)]  # fmt: skip
+    chosen = [
+        op
+        for op in program.ops
+        if op.kind == LINEAR and (any(part in op.name for part in parts) if parts else "lora" not in op.name)
+    ]
     return sum(float(np.ravel(op_flops(op) * op.count)[0]) for op in chosen)
 
 
@@ -63,8 +66,9 @@ def test_work_by_hand() -> None:
     assert not [op.label for op in frozen.ops if op.phase == WEIGHT_GRAD and "lora" not in op.name]
     saved = {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in frozen.saved}
     assert saved["adapters"] == 7 * 256 * 4 * 2
-    assert {name: size for name, size in saved.items() if name != "adapters"} == {t.name: float(np.ravel(t.bytes)[0])
-                                                                                 for t in trained.saved}  # fmt: skip
+    assert {name: size for name, size in saved.items() if name != "adapters"} == {
+        t.name: float(np.ravel(t.bytes)[0]) for t in trained.saved
+    }
 
 
 def test_scaling_and_addition_by_hand() -> None:

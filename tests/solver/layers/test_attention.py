@@ -33,8 +33,9 @@ def test_scores_that_go_through_memory() -> None:
     assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
     # so have both residual additions: three accesses, a mask; backward: three accesses, and the branch's gradient and mask
     assert [found[f"residual{i}.{phase}"][1] for i in (1, 2) for phase in ("forward", "input_grad")] == [
-        2 * 32 * 64 * (3 * 2 + 1), 2 * 32 * 64 * (3 * 2 + 2 * 2 + 1)
-    ] * 2  # fmt: skip
+        2 * 32 * 64 * (3 * 2 + 1),
+        2 * 32 * 64 * (3 * 2 + 2 * 2 + 1),
+    ] * 2
     # without dropout nothing is moved for it; eager kernels are counted by their own kind
     found = moved(program(framework="aleph alpha", attention="unfused"))
     assert found["softmax.forward"] == ("softmax_eager", SCORES * 4)
@@ -96,10 +97,13 @@ def test_gemms_of_scores_and_context() -> None:
     ops = [op for op in program(attention="unfused").ops if op.name.startswith(("scores", "context"))]
     found = {op.label: tuple(int(np.ravel(op.dims[n])[0]) for n in ("batch", "m", "n", "k", "layout")) for op in ops}
     assert found == {
-        "scores.forward": (8, 32, 32, 16, 0), "context.forward": (8, 32, 16, 32, 1),
-        "context.input_grad": (8, 32, 32, 16, 0), "context_values.input_grad": (8, 32, 16, 32, 2),
-        "scores.input_grad": (8, 32, 16, 32, 1), "scores_keys.input_grad": (8, 32, 16, 32, 2),
-    }  # fmt: skip
+        "scores.forward": (8, 32, 32, 16, 0),
+        "context.forward": (8, 32, 16, 32, 1),
+        "context.input_grad": (8, 32, 32, 16, 0),
+        "context_values.input_grad": (8, 32, 16, 32, 2),
+        "scores.input_grad": (8, 32, 16, 32, 1),
+        "scores_keys.input_grad": (8, 32, 16, 32, 2),
+    }
 
 
 def test_a_rank_of_context_or_tensor_parallelism_has_its_share_of_the_scores() -> None:
@@ -156,9 +160,16 @@ def test_a_ring_rescales_and_adds_its_parts_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "joins"),
-    [("megatron-lm", True), ("megatron-deepspeed", True), ("llm-foundry", True), ("fms-fsdp", True), ("aleph alpha", True),
-     ("fsdp", False), ("torchtitan", False)],
-)  # fmt: skip
+    [
+        ("megatron-lm", True),
+        ("megatron-deepspeed", True),
+        ("llm-foundry", True),
+        ("fms-fsdp", True),
+        ("aleph alpha", True),
+        ("fsdp", False),
+        ("torchtitan", False),
+    ],
+)
 def test_gradients_of_views_of_one_product_are_joined(framework: str, joins: bool) -> None:
     """64 tokens of 4 + 2 + 2 heads of 16; not where kernels take and return all three at once, or projections are apart."""
     found = moved(program(framework=framework))

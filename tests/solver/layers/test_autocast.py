@@ -22,8 +22,15 @@ class Layer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"q": (HIDDEN, HIDDEN), "k": (HIDDEN, HIDDEN), "v": (HIDDEN, HIDDEN), "o": (HIDDEN, HIDDEN),
-                 "gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}  # fmt: skip
+        sizes = {
+            "q": (HIDDEN, HIDDEN),
+            "k": (HIDDEN, HIDDEN),
+            "v": (HIDDEN, HIDDEN),
+            "o": (HIDDEN, HIDDEN),
+            "gate": (HIDDEN, WIDTH),
+            "up": (HIDDEN, WIDTH),
+            "down": (WIDTH, HIDDEN),
+        }
         self.linears = torch.nn.ModuleDict({name: torch.nn.Linear(*size, bias=False) for name, size in sizes.items()})
         self.scales = torch.nn.ParameterList([torch.ones(HIDDEN), torch.ones(HIDDEN)])
 

@@ -54,8 +54,10 @@ def test_bytes_of_the_casts_of_the_output_projection(recipe: str, cast: float, t
 
 
 def test_a_scale_of_the_tensor_itself_takes_kernels_of_its_own() -> None:
-    scales = {recipe: [op for label, op in ops_of(fp8_recipe=recipe).items() if label.startswith("wo.input_scale")]
-              for recipe in ("delayed", "tensorwise", "blockwise")}  # fmt: skip
+    scales = {
+        recipe: [op for label, op in ops_of(fp8_recipe=recipe).items() if label.startswith("wo.input_scale")]
+        for recipe in ("delayed", "tensorwise", "blockwise")
+    }
     assert scales["delayed"] == scales["blockwise"] == []
     (found,) = scales["tensorwise"]
     assert (found.count, found.launches) == (3.0, 0.0) and moved(found) == 1.0
@@ -93,10 +95,16 @@ def test_what_is_gathered_in_16_bits_is_cast_whole(framework: str, ranks: int) -
 
 def test_one_scale_of_all_shares_takes_an_all_reduce() -> None:
     """Transformer Engine's with_amax_reduction: inputs of column-parallel linears forward, of row-parallel ones backward."""
-    (found,) = {tuple(label for label in ops_of("msp", 2, **run) if "_amax" in label)
-                for run in ({"fp8_recipe": "tensorwise"}, {"precision": "nvfp4"})}  # fmt: skip
-    assert set(found) == {"wqkv.input_amax.forward", "wo.output_amax.input_grad", "w13.input_amax.forward",
-                          "w2.output_amax.input_grad"}  # fmt: skip
+    (found,) = {
+        tuple(label for label in ops_of("msp", 2, **run) if "_amax" in label)
+        for run in ({"fp8_recipe": "tensorwise"}, {"precision": "nvfp4"})
+    }
+    assert set(found) == {
+        "wqkv.input_amax.forward",
+        "wo.output_amax.input_grad",
+        "w13.input_amax.forward",
+        "w2.output_amax.input_grad",
+    }
     op = ops_of("msp", 2, fp8_recipe="tensorwise")["wqkv.input_amax.forward"]
     assert (moved(op), op.kind, float(op.count[0])) == (4, "all_reduce", 1.0)
     for mode, tp, run in (

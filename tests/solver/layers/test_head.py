@@ -24,8 +24,10 @@ def test_bytes_by_hand() -> None:
     cluster, keys = cluster_of(toy_cost().device), layer_keys("mtp")
     tokens, hidden, vocab = 8192, MODEL.hidden_size, MODEL.vocab_size
     run = Strategy(world_size=8, dp=8, seq_len=tokens, framework="generic")
-    programs = {name: head_program(keys, MODEL, run.replace(**how), cluster)
-                for name, how in (("te", {"cross_entropy_fusion": True}), ("linear", FUSED))}  # fmt: skip
+    programs = {
+        name: head_program(keys, MODEL, run.replace(**how), cluster)
+        for name, how in (("te", {"cross_entropy_fusion": True}), ("linear", FUSED))
+    }
     kept = {name: float(program.saved_bytes(Recompute.NONE)[0]) for name, program in programs.items()}
     assert kept["te"] - kept["linear"] == pytest.approx(tokens * (vocab - hidden) * 2, rel=1e-3)
     assert float(np.ravel(programs["linear"].transient_bytes)[0]) == tokens * hidden * 6  # a chunk of logits, 16 bits and fp32

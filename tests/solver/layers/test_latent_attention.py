@@ -21,8 +21,9 @@ from solver.spec.model_size import layer_parameters
 
 SEQ, HIDDEN, HEADS = 256, 64, 4
 #: Ranks of 24 and 16; queries and keys of 8 + 4, values of 6.
-MLA = TINY.replace(num_key_value_heads=4, head_dim=12, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4,
-                   v_head_dim=6)  # fmt: skip
+MLA = TINY.replace(
+    num_key_value_heads=4, head_dim=12, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6
+)
 
 
 def program(
@@ -38,8 +39,11 @@ def core(layer: LayerProgram) -> Op:
 
 
 def gemms(layer: LayerProgram) -> dict[str, tuple[float, float, float]]:
-    return {o.name: tuple(float(np.ravel(o.dims[d])[0]) for d in "mnk") for o in layer.ops
-            if o.kind == "linear" and o.phase == "forward"}  # type: ignore[misc]  # fmt: skip
+    return {
+        o.name: tuple(float(np.ravel(o.dims[d])[0]) for d in "mnk")
+        for o in layer.ops
+        if o.kind == "linear" and o.phase == "forward"
+    }  # type: ignore[misc]
 
 
 def test_projections_of_latent_attention_by_hand() -> None:

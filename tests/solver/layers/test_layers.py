@@ -22,16 +22,32 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, parameters
 
 MODES = ("mtp", "msp", "fsp", "isp")
-GQA = ModelSpec(hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=16,
-                num_key_value_heads=8, head_dim=32, vocab_size=1000)  # fmt: skip
+GQA = ModelSpec(
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=32,
+    vocab_size=1000,
+)
 PLAIN = GQA.replace(num_key_value_heads=16, gated_mlp=False, intermediate_size=2048)
 WIDE = GQA.replace(head_dim=48)  # heads * head_dim is not the hidden size
 MODELS = {"gqa": GQA, "plain": PLAIN, "wide": WIDE}
 SEQ = 1024
 
 
-def program(model: ModelSpec, mode: str, tp: Any = 1, *, build: Any = layer_program, cp: Any = 1, wp: Any = 1,
-            micro_batch_size: Any = 1, **constants: Any) -> LayerProgram:  # fmt: skip
+def program(
+    model: ModelSpec,
+    mode: str,
+    tp: Any = 1,
+    *,
+    build: Any = layer_program,
+    cp: Any = 1,
+    wp: Any = 1,
+    micro_batch_size: Any = 1,
+    **constants: Any,
+) -> LayerProgram:
     keys = layer_keys(mode, tp, cp, wp, micro_batch_size)
     return build(keys, model, toy_layout(1, SEQ, **constants), cluster_of(DEVICE))
 
@@ -125,14 +141,24 @@ def test_shapes_of_a_split_layer() -> None:
 
 
 @given(
-    heads=st.integers(1, 8), group=st.integers(1, 4), d=st.integers(1, 16), hidden=st.integers(1, 64),
-    ffn=st.integers(1, 64), gated=st.booleans(), mode=st.sampled_from(MODES), tp=st.sampled_from([1, 2, 4]),
-)  # fmt: skip
+    heads=st.integers(1, 8),
+    group=st.integers(1, 4),
+    d=st.integers(1, 16),
+    hidden=st.integers(1, 64),
+    ffn=st.integers(1, 64),
+    gated=st.booleans(),
+    mode=st.sampled_from(MODES),
+    tp=st.sampled_from([1, 2, 4]),
+)
 def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: int, gated: bool, mode: str, tp: int) -> None:
     model = GQA.replace(
-        hidden_size=hidden, intermediate_size=4 * ffn, num_attention_heads=4 * heads * group,
-        num_key_value_heads=4 * heads, head_dim=d, gated_mlp=gated,
-    )  # fmt: skip
+        hidden_size=hidden,
+        intermediate_size=4 * ffn,
+        num_attention_heads=4 * heads * group,
+        num_key_value_heads=4 * heads,
+        head_dim=d,
+        gated_mlp=gated,
+    )
     expected = 6.0 * layer_linear_parameters(model) * SEQ + attention_flops(model)
     assert flops(program(model, mode, tp))[0] * tp == pytest.approx(expected, rel=1e-12)
 
@@ -251,17 +277,25 @@ def test_one_rank_sends_nothing(mode: str) -> None:
 def test_a_plain_mlp_has_one_column_linear_less() -> None:
     assert messages(program(PLAIN, "mtp", tp=4), "tp") == Counter({("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2})
     assert messages(program(PLAIN, "fsp", tp=4), "tp") == Counter(
-        {("all_gather", "forward"): 2, ("reduce_scatter", "forward"): 2, ("all_gather", "backward"): 4,
-         ("reduce_scatter", "backward"): 2}
-    )  # fmt: skip
+        {
+            ("all_gather", "forward"): 2,
+            ("reduce_scatter", "forward"): 2,
+            ("all_gather", "backward"): 4,
+            ("reduce_scatter", "backward"): 2,
+        }
+    )
 
 
 def test_megatron_collectives() -> None:
     # gate and up are one GEMM: g and g-bar of arXiv 2205.05198 figure 5; the saved shard is all-gathered again in backward
     assert messages(program(GQA, "msp", tp=4, framework="megatron-lm"), "tp") == Counter(
-        {("all_gather", "forward"): 2, ("reduce_scatter", "forward"): 2, ("all_gather", "backward"): 2 + 2,
-         ("reduce_scatter", "backward"): 2}
-    )  # fmt: skip
+        {
+            ("all_gather", "forward"): 2,
+            ("reduce_scatter", "forward"): 2,
+            ("all_gather", "backward"): 2 + 2,
+            ("reduce_scatter", "backward"): 2,
+        }
+    )
     assert messages(program(GQA, "mtp", tp=4, framework="megatron-lm"), "tp") == Counter(
         {("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2}
     )
@@ -507,26 +541,32 @@ def test_context_parallelism_of_torch_by_hand(compiled: bool) -> None:
     ring = program(GQA, "msp", cp=4, cp_comm="allgather", framework="torchtitan", compile=compiled)
     values, ops = 256 * 16 * 32, {op.label: op for op in ring.ops}
     assert sizes(ring, "cp") == {
-        "kv.all_gather.forward": 4 * 2 * values * 2, "kv.all_gather.input_grad": 4 * 2 * values * 2,
+        "kv.all_gather.forward": 4 * 2 * values * 2,
+        "kv.all_gather.input_grad": 4 * 2 * values * 2,
         "kv.gradients.input_grad": 2 * values * 4,
-    }  # fmt: skip
+    }
     assert ops["kv.gradients.input_grad"].count == 4 and ops["kv.all_gather.forward"].count == 1
     under = [] if compiled else ["attention.forward", "attention.input_grad", "attention.step.input_grad"]
     assert [label for op in ring.ops if op.stream == "cp" for label in op.overlaps_with] == under
-    moved = {name: float(ops[f"attention.{name}.input_grad"].dims["bytes"][0] * ops[f"attention.{name}.input_grad"].count[0])
-             for name in ("gradients", "joined_gradients", "wide_gradients")}  # fmt: skip
+    moved = {
+        name: float(ops[f"attention.{name}.input_grad"].dims["bytes"][0] * ops[f"attention.{name}.input_grad"].count[0])
+        for name in ("gradients", "joined_gradients", "wide_gradients")
+    }
     adding = 7.5 if compiled else 11.5
     assert moved == {
-        "gradients": pytest.approx(3 * values * (10 + adding * 3)), "joined_gradients": 2 * values * 8 * 4,
+        "gradients": pytest.approx(3 * values * (10 + adding * 3)),
+        "joined_gradients": 2 * values * 8 * 4,
         "wide_gradients": 3 * values * 10,
-    }  # fmt: skip
+    }
     merges = [op for op in ring.ops if op.name in ("attention.correction", "attention.wide_context")]
     # eager, all rows take 38 bytes a value and half of them 27; to fp32 and back 12 once
     assert sum(float(op.dims["bytes"][0] * op.count[0]) for op in merges) == values * (7.5 * 3 if compiled else 32.5 * 3 + 12)
     passed = program(GQA, "msp", cp=4, cp_comm="ring", framework="torchtitan", compile=compiled)
     assert sizes(passed, "cp") == {
-        "kv.send.forward": 2 * values * 2, "kv.send.input_grad": 2 * values * 2, "kv.gradients.input_grad": 2 * values * 4
-    }  # fmt: skip
+        "kv.send.forward": 2 * values * 2,
+        "kv.send.input_grad": 2 * values * 2,
+        "kv.gradients.input_grad": 2 * values * 4,
+    }
     assert next(op.count for op in passed.ops if op.name == "kv.send") == 3
     joined = [float(op.dims["bytes"][0] * op.count[0]) for op in passed.ops if op.name == "attention.joined_keys"]
     assert joined == ([] if compiled else [2 * values * 4 * 3] * 2)

@@ -25,9 +25,14 @@ from solver.spec.strategy import Strategy
 #: 2 heads of keys and 4 of values, of 16 values each; 3 of 4 layers have linear attention.
 SEQ, HIDDEN, KEYS, VALUES, HEADS, DIM = 256, 64, 2 * 16, 4 * 16, 4, 16
 LINEAR = TINY.replace(
-    num_hidden_layers=4, layer_types=(LINEAR_ATTENTION,) * 3 + (FULL_ATTENTION,), linear_num_key_heads=2,
-    linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4,
-)  # fmt: skip
+    num_hidden_layers=4,
+    layer_types=(LINEAR_ATTENTION,) * 3 + (FULL_ATTENTION,),
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    linear_conv_kernel_dim=4,
+)
 KIND = LayerKind(linear=True, rope=False)
 
 
@@ -104,8 +109,11 @@ def test_published_models_have_the_published_numbers_of_parameters() -> None:
     model = shipped_model("qwen3_next_80b_a3b")
     assert parameters(model) == 79_674_391_296
     assert parameters(model, active=True) / 1e9 == pytest.approx(3.87, abs=0.01)
-    for name, total, active in (("qwen3_5_27b", 26.90, 26.90), ("qwen3_5_35b_a3b", 34.66, 3.455),
-                                ("qwen3_5_397b_a17b", 396.3, 17.35)):  # fmt: skip
+    for name, total, active in (
+        ("qwen3_5_27b", 26.90, 26.90),
+        ("qwen3_5_35b_a3b", 34.66, 3.455),
+        ("qwen3_5_397b_a17b", 396.3, 17.35),
+    ):
         found = shipped_model(name)
         assert parameters(found) / 1e9 == pytest.approx(total, rel=5e-4)
         assert parameters(found, active=True) / 1e9 == pytest.approx(active, rel=5e-4)

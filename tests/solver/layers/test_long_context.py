@@ -89,17 +89,26 @@ def test_both_exchanges_at_their_ends_are_the_simple_ones(h100_model: CostModel)
 
 
 def test_the_work_of_attention_is_divided_evenly() -> None:
-    for how in ({}, {"cp_comm": "a2a"}, {"cp_comm": "allgather"}, {"cp_comm": "a2a+ring", "cp_a2a_size": 2},
-                {"cp_comm": "a2a+ring", "cp_a2a_size": 4}):  # fmt: skip
+    for how in (
+        {},
+        {"cp_comm": "a2a"},
+        {"cp_comm": "allgather"},
+        {"cp_comm": "a2a+ring", "cp_a2a_size": 2},
+        {"cp_comm": "a2a+ring", "cp_a2a_size": 4},
+    ):
         assert attention_flops(8, **how) == pytest.approx(attention_flops(1) / 8, rel=0.01), how
 
 
 def test_exchanging_inside_a_node_spares_the_ring_across(h100_model: CostModel) -> None:
     # cp 16 over two nodes: a ring of 16 crosses the network at every step, one of 2 once
     layout = {"cp": 16, "dp": 1, "zero_shard_size": 16}
-    parts = {name: stepped(h100_model, layout, 65536, **how) for name, how in (
-        ("ring", {}), ("both", {"cp_comm": "a2a+ring", "cp_a2a_size": 8}),
-    )}  # fmt: skip
+    parts = {
+        name: stepped(h100_model, layout, 65536, **how)
+        for name, how in (
+            ("ring", {}),
+            ("both", {"cp_comm": "a2a+ring", "cp_a2a_size": 8}),
+        )
+    }
     sent = {name: float(found.times.parts[3, 0]) for name, found in parts.items()}
     assert sent["both"] < sent["ring"]
 

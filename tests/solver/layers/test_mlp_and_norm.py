@@ -121,9 +121,11 @@ def test_a_norm_that_gathers_serves_all_linears_that_read_it() -> None:
     # sequence split: one all-gather each for q, k and v and for gate and up, one reduce-scatter of their gradients, and the
     # reverse around the row linears; else gate and up each all-reduce the gradient of the input that they share
     assert [name for name in collectives("msp") if name.endswith("all_gather")] == [
-        "w1.all_gather.forward all_gather", "w2.all_gather.input_grad all_gather",
-        "wo.all_gather.input_grad all_gather", "wqkv.all_gather.forward all_gather",
-    ]  # fmt: skip
+        "w1.all_gather.forward all_gather",
+        "w2.all_gather.input_grad all_gather",
+        "wo.all_gather.input_grad all_gather",
+        "wqkv.all_gather.forward all_gather",
+    ]
     assert len([name for name in collectives("msp") if name.endswith("reduce_scatter")]) == 4
     assert len([name for name in collectives("mtp") if "input_grad" in name and name.endswith("all_reduce")]) == 3
     # the gradients of gate and up are added before they are scattered: 32 tokens of 64 values, two bytes read twice and written

@@ -85,8 +85,11 @@ def test_experts_of_torchtitan_by_hand() -> None:
     assert op(layer, "experts.gradients.input_grad")["bytes"] == 3 * SEQ / 2 * TOP * HIDDEN * 2
     assert flops(layer)[0] == pytest.approx(flops(other)[0], rel=1e-12)
     sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.module == "experts" and o.stream == "tp"}
-    assert sent == {f"experts.{what}.{phase}": SEQ * HIDDEN * 2 for what in ("all_gather", "reduce_scatter")
-                    for phase in ("forward", "input_grad")}  # fmt: skip
+    assert sent == {
+        f"experts.{what}.{phase}": SEQ * HIDDEN * 2
+        for what in ("all_gather", "reduce_scatter")
+        for phase in ("forward", "input_grad")
+    }
     again = {o.label for o in layer.ops if Recompute.SELECTIVE in o.recomputed_by}
     assert {"router.forward", "experts.w13.forward", "experts.w2.forward", "permute.forward"} <= again
     assert not {"dispatch.forward", "combine.forward", "dispatch.counts.forward"} & again
@@ -166,9 +169,15 @@ def test_nothing_is_sent_within_one_rank(dispatcher: str) -> None:
         assert any(np.any(o.count) for o in layer.ops if o.stream == "ep") == sends
 
 
-@pytest.mark.parametrize(("dispatcher", "arriving"), [
-    ("alltoall", 1.0), ("allgather", 4.0), ("deepep", 4 * 13 / 28), ("hybridep", 4 * 13 / 28),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dispatcher", "arriving"),
+    [
+        ("alltoall", 1.0),
+        ("allgather", 4.0),
+        ("deepep", 4 * 13 / 28),
+        ("hybridep", 4 * 13 / 28),
+    ],
+)
 def test_rows_are_made_of_what_arrives(dispatcher: str, arriving: float) -> None:
     # a token goes to a rank with 2 of 8 experts unless both of its experts are among the other 6: 1 - 15 / 28
     layer = program(ep=4, moe_dispatcher=dispatcher)
@@ -186,9 +195,15 @@ def test_imbalance_costs_time_and_memory() -> None:
     assert flops(program(ep=1, moe_imbalance=1.5))[0] == flops(program(ep=1))[0]
 
 
-@pytest.mark.parametrize(("dispatcher", "size", "grows"), [
-    ("alltoall", "bytes", 1.5), ("deepep", "tokens", 1.5), ("hybridep", "tokens", 1.5), ("allgather", "bytes", 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dispatcher", "size", "grows"),
+    [
+        ("alltoall", "bytes", 1.5),
+        ("deepep", "tokens", 1.5),
+        ("hybridep", "tokens", 1.5),
+        ("allgather", "bytes", 1.0),
+    ],
+)
 def test_the_exchange_waits_for_the_rank_that_gets_most(dispatcher: str, size: str, grows: float) -> None:
     even, uneven = (program(ep=4, moe_dispatcher=dispatcher, moe_imbalance=load) for load in (1.0, 1.5))
     for name in ("dispatch.forward", "combine.forward", "dispatch.input_grad", "combine.input_grad"):
@@ -287,7 +302,10 @@ def test_biases_and_clamps_of_megatron_by_hand() -> None:
     dropped = next(tensor for tensor in again.saved if tensor.name == "expert_clamped").dropped_by
     assert Recompute.SELECTIVE in dropped
     assert {o.name for o in again.ops if Recompute.SELECTIVE in o.recomputed_by} == {
-        "experts.activation", "experts.activation.clamp", "experts.activation.join"}  # fmt: skip
+        "experts.activation",
+        "experts.activation.clamp",
+        "experts.activation.join",
+    }
 
 
 def test_a_framework_that_compiles_adds_biases_in_one_kernel() -> None:
@@ -310,29 +328,45 @@ def test_what_is_sent_beside_the_rows_by_hand() -> None:
 #: (its GPTModel on a fake process group of 8 ranks): 2,048 tokens of width 1,024, 8 experts, 2 of each token, in 16 bits.
 SENT = {
     ("alltoall", 1, 4, 1): {
-        ("all2all", True): [8192, 8388608, 8388608], ("all_gather", True): [256], ("all2all", False): [8192, 8388608, 8388608],
+        ("all2all", True): [8192, 8388608, 8388608],
+        ("all_gather", True): [256],
+        ("all2all", False): [8192, 8388608, 8388608],
     },
     ("alltoall", 2, 2, 2): {
-        ("all2all", True): [4096, 4194304, 4194304], ("all_gather", True): [256, 8192, 8388608],
-        ("reduce_scatter", True): [8388608], ("all2all", False): [4096, 4194304, 4194304], ("all_gather", False): [8388608],
+        ("all2all", True): [4096, 4194304, 4194304],
+        ("all_gather", True): [256, 8192, 8388608],
+        ("reduce_scatter", True): [8388608],
+        ("all2all", False): [4096, 4194304, 4194304],
+        ("all_gather", False): [8388608],
         ("reduce_scatter", False): [8192, 8388608],
     },
     ("allgather", 1, 4, 1): {
-        ("all_gather", True): [65536, 131072, 16777216], ("reduce_scatter", True): [16777216],
-        ("all_gather", False): [16777216], ("reduce_scatter", False): [131072, 16777216],
+        ("all_gather", True): [65536, 131072, 16777216],
+        ("reduce_scatter", True): [16777216],
+        ("all_gather", False): [16777216],
+        ("reduce_scatter", False): [131072, 16777216],
     },
     ("allgather", 2, 4, 1): {
-        ("all_gather", True): [32768, 65536, 8388608], ("reduce_scatter", True): [8388608], ("all_gather", False): [8388608],
+        ("all_gather", True): [32768, 65536, 8388608],
+        ("reduce_scatter", True): [8388608],
+        ("all_gather", False): [8388608],
         ("reduce_scatter", False): [65536, 8388608],
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SENT)
 def test_experts_send_what_megatron_core_sends(case: tuple[str, int, int, int]) -> None:
     dispatcher, tp, ep, etp = case
-    model = MOE.replace(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, moe_intermediate_size=512,
-                        num_experts=8, num_experts_per_tok=2)  # fmt: skip
+    model = MOE.replace(
+        hidden_size=1024,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        moe_intermediate_size=512,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
     run = toy_layout(64, 2048, moe_dispatcher=dispatcher, framework="megatron-core")
     layer = layer_program(layer_keys("msp", tp=tp, ep=ep, etp=etp), model, run, cluster_of(DEVICE), KIND)
     found: dict[tuple[str, bool], list[int]] = {}
@@ -406,12 +440,21 @@ def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
     apart, fused = program(model, **given), program(model, moe_fused_experts=True, **given)
     gone = [o.label for o in apart.ops if o.label not in {other.label for other in fused.ops}]
     assert sorted(gone) == [
-        "experts.activation.clamp.forward", "experts.activation.clamp.input_grad", "experts.activation.forward",
-        "experts.activation.input_grad", "experts.activation.join.forward", "experts.activation.join.input_grad",
-        "experts.bias.forward", "experts.bias.input_grad",
-        "experts.pad.forward", "experts.pad.input_grad", "experts.unpad.forward", "experts.unpad.input_grad",
-        "experts.w13.output_cast.input_grad", "experts.w2.input_cast.forward",
-    ]  # fmt: skip
+        "experts.activation.clamp.forward",
+        "experts.activation.clamp.input_grad",
+        "experts.activation.forward",
+        "experts.activation.input_grad",
+        "experts.activation.join.forward",
+        "experts.activation.join.input_grad",
+        "experts.bias.forward",
+        "experts.bias.input_grad",
+        "experts.pad.forward",
+        "experts.pad.input_grad",
+        "experts.unpad.forward",
+        "experts.unpad.input_grad",
+        "experts.w13.output_cast.input_grad",
+        "experts.w2.input_cast.forward",
+    ]
     assert flops(fused)[0] == flops(apart)[0]
 
 
@@ -428,7 +471,7 @@ def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
             "leaves no moe_act to recompute",
         ),
     ],
-)  # fmt: skip
+)
 def test_fused_experts_are_refused_where_they_do_not_run(framework: str, given: dict[str, Any], message: str) -> None:
     run = toy_layout(8, SEQ, framework=framework, moe_fused_experts=True, **given)
     with pytest.raises(InputError, match=message):
@@ -437,9 +480,14 @@ def test_fused_experts_are_refused_where_they_do_not_run(framework: str, given: 
 
 @pytest.mark.parametrize(
     ("given", "each"),
-    [({"precision": "mxfp8"}, 2), ({"precision": "fp8", "fp8_recipe": "tensorwise"}, 2), ({"precision": "fp8"}, 1),
-     ({"precision": "mxfp8", "moe_fused_experts": True}, 1), ({"precision": "mxfp8", "framework": "generic"}, 1)],
-)  # fmt: skip
+    [
+        ({"precision": "mxfp8"}, 2),
+        ({"precision": "fp8", "fp8_recipe": "tensorwise"}, 2),
+        ({"precision": "fp8"}, 1),
+        ({"precision": "mxfp8", "moe_fused_experts": True}, 1),
+        ({"precision": "mxfp8", "framework": "generic"}, 1),
+    ],
+)
 def test_the_host_launches_the_casts_of_each_expert(given: dict[str, Any], each: int) -> None:
     """Two local experts: Transformer Engine quantises the rows of each by itself, but for delayed scaling and fused experts."""
     layer = program(ep=4, **{"framework": "megatron-core", **given})
@@ -493,16 +541,25 @@ def test_what_consecutive_experts_send() -> None:
     keys, place = layer_keys("mtp", ep=64), cluster_of(DEVICE)
     layer = layer_program(keys, model, toy_layout(64, SEQ, moe_dispatcher="deepep", moe_routing="consecutive"), place, KIND)
     sent = op(layer, "dispatch.forward")
-    at = Exchange(*(np.array([sent[name]]) for name in ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
-                  bandwidth=np.array([5e10]), groups=np.array([sent["groups"]]), chosen=np.array([sent["chosen"]]))  # fmt: skip
+    at = Exchange(
+        *(np.array([sent[name]]) for name in ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
+        bandwidth=np.array([5e10]),
+        groups=np.array([sent["groups"]]),
+        chosen=np.array([sent["chosen"]]),
+    )
     assert (at.copies[0], at.other_nodes[0]) == pytest.approx((2, 7 / 8), rel=1e-9)
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"framework": "megatron-core", "moe_routing": "consecutive"}, "does not offer moe_routing consecutive"),
-    ({"framework": "nemo-automodel", "moe_routing": "consecutive", "moe_imbalance": 1.2},
-     "contradicts moe_routing consecutive"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"framework": "megatron-core", "moe_routing": "consecutive"}, "does not offer moe_routing consecutive"),
+        (
+            {"framework": "nemo-automodel", "moe_routing": "consecutive", "moe_imbalance": 1.2},
+            "contradicts moe_routing consecutive",
+        ),
+    ],
+)
 def test_routing_that_does_not_go_together(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         check_framework(MOE, toy_layout(8, SEQ, ep=4, **changes))
@@ -515,8 +572,9 @@ def test_without_other_ranks_all_dispatchers_are_one(precision: str, h100_model:
     for ep, alike in ((1, True), (8, False)):
         seconds = set()
         for dispatcher in ("alltoall", "deepep", "hybridep"):
-            problem = make_problem(model, 8, h100_model, 4096, framework="megatron-bridge-26", precision=precision,
-                                   moe_dispatcher=dispatcher)  # fmt: skip
+            problem = make_problem(
+                model, 8, h100_model, 4096, framework="megatron-bridge-26", precision=precision, moe_dispatcher=dispatcher
+            )
             found = estimated(problem, [problem.layout(dp=8, ep=ep)])
             seconds.add(round(float(found.times.seconds[0]), 12))
         assert (len(seconds) == 1) == alike, (ep, seconds)

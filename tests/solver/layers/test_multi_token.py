@@ -49,13 +49,19 @@ def test_the_module_looks_tokens_up_and_makes_the_gradient_of_the_whole_table() 
 def test_what_the_projection_exchanges() -> None:
     def sent(mode: str, tp: int) -> dict[str, float]:
         ops = [op for op in program(mode, tp, precision="bf16").ops if op.name.startswith("nextn.projection.")]
-        return {f"{op.label.removeprefix('nextn.projection.')} {op.kind}": float(np.ravel(op.dims["bytes"])[0])
-                for op in ops if np.any(op.count) and op.stream == "tp"}  # fmt: skip
+        return {
+            f"{op.label.removeprefix('nextn.projection.')} {op.kind}": float(np.ravel(op.dims["bytes"])[0])
+            for op in ops
+            if np.any(op.count) and op.stream == "tp"
+        }
 
     whole = T * H * 2
     assert sent("mtp", 1) == {}
     assert sent("mtp", 2) == {"all_reduce.input_grad all_reduce": 2 * whole, "output.forward all_gather": whole}
     assert sent("msp", 2) == {
-        "all_gather.forward all_gather": 2 * whole, "reduce_scatter.input_grad reduce_scatter": 2 * whole,
-        "regather.input_grad all_gather": 2 * whole, "output.forward all_gather": whole, "output.input_grad all_gather": whole,
-    }  # fmt: skip
+        "all_gather.forward all_gather": 2 * whole,
+        "reduce_scatter.input_grad reduce_scatter": 2 * whole,
+        "regather.input_grad all_gather": 2 * whole,
+        "output.forward all_gather": whole,
+        "output.input_grad all_gather": whole,
+    }

@@ -27,8 +27,13 @@ def test_the_last_chunk_of_a_pipelined_reduce_scatter_overlaps_with_nothing() ->
     # a message that overlaps with its own GEMM is sent in parts, and the GEMM runs in as many: one for each rank where it is
     # gathered, of which the rank's own waits for nothing; four where it is scattered, of which the last has no GEMM beside it
     ops = ops_of("msp", [2, 4], framework="megatron-core", tp_comm_overlap=True)
-    for label in ("wqkv.all_gather.forward", "w13.all_gather.forward", "wo.reduce_scatter.forward",
-                  "w2.reduce_scatter.forward", "w2.all_gather.input_grad"):  # fmt: skip
+    for label in (
+        "wqkv.all_gather.forward",
+        "w13.all_gather.forward",
+        "wo.reduce_scatter.forward",
+        "w2.reduce_scatter.forward",
+        "w2.all_gather.input_grad",
+    ):
         name, op, phase = label.split(".")
         parts = [4, 4] if op == "reduce_scatter" else [2, 4]
         assert ops[label].exposed_share == (1 / 4 if op == "reduce_scatter" else 0), label
@@ -124,14 +129,26 @@ def test_torchs_collectives_copy_along_the_sequence() -> None:
     # 32 tokens of 64 values in two bytes are read and written once more by each all-gather and reduce-scatter of both passes
     def copies(**run: Any) -> dict[str, float]:
         ops = ops_of("msp", 2, framework="torchtitan-2025-06", precision="bf16", **run)
-        return {label: float(np.ravel(op.dims["bytes"])[0]) for label, op in ops.items()
-                if op.name.endswith(".copy") and np.any(op.count)}  # fmt: skip
+        return {
+            label: float(np.ravel(op.dims["bytes"])[0])
+            for label, op in ops.items()
+            if op.name.endswith(".copy") and np.any(op.count)
+        }
 
     whole = 2 * 32 * 64 * 2
-    both = {f"{name}.copy.{phase}" for name, phase in (
-        ("wq.all_gather", "forward"), ("wq.reduce_scatter", "input_grad"), ("wo.reduce_scatter", "forward"),
-        ("wo.all_gather", "input_grad"), ("w1.all_gather", "forward"), ("w1.reduce_scatter", "input_grad"),
-        ("w2.reduce_scatter", "forward"), ("w2.all_gather", "input_grad"))}  # fmt: skip
+    both = {
+        f"{name}.copy.{phase}"
+        for name, phase in (
+            ("wq.all_gather", "forward"),
+            ("wq.reduce_scatter", "input_grad"),
+            ("wo.reduce_scatter", "forward"),
+            ("wo.all_gather", "input_grad"),
+            ("w1.all_gather", "forward"),
+            ("w1.reduce_scatter", "input_grad"),
+            ("w2.reduce_scatter", "forward"),
+            ("w2.all_gather", "input_grad"),
+        )
+    }
     assert copies() == dict.fromkeys(both, whole)
     # torch's pass fuses all but the reduce-scatters whose input several GEMMs make: q, k and v, and gate and up
     summed = {"wq.reduce_scatter.copy.input_grad", "w1.reduce_scatter.copy.input_grad"}

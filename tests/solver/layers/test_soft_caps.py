@@ -18,8 +18,15 @@ from solver.layers.program import LayerProgram, Op
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 
-PLAIN = ModelSpec(hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-                  head_dim=64, vocab_size=1024)  # fmt: skip
+PLAIN = ModelSpec(
+    hidden_size=256,
+    intermediate_size=1024,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=1024,
+)
 CAPPED = PLAIN.replace(capped_scores=True, capped_logits=True)
 SEQ, SCORES, LOGITS = 512, 4 * 512 * 512, 512 * 1024  #: of one sequence on one rank
 

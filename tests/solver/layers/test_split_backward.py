@@ -37,8 +37,9 @@ def test_nanotron_waits_for_all_reduces_only() -> None:
 
 def test_steps_end_together_but_where_what_was_done_is_corrected_later() -> None:
     def seconds(precision: str) -> float:
-        one = make_problem(TINY.replace(num_hidden_layers=8), 4, toy_cost(), 512, framework="megatron-lm-zero-bubble",
-                           precision=precision)  # fmt: skip
+        one = make_problem(
+            TINY.replace(num_hidden_layers=8), 4, toy_cost(), 512, framework="megatron-lm-zero-bubble", precision=precision
+        )
         layout = {"pp": 4, "dp": 1, "schedule": "zb-2p", "num_micro_batches": 12, "zero": 0}
         return float(estimated(one, [one.layout(**layout)]).times.seconds[0])
 

@@ -38,8 +38,15 @@ def test_a_layer_by_hand() -> None:
     assert (dims_of(layer, "wo.forward")["n"], dims_of(layer, "wo.forward")["k"]) == (HIDDEN, WIDTH)
     scan = dims_of(layer, "state_space.forward")
     assert [scan[name] for name in ("batch", "seq", "heads", "head_dim", "state_dim", "groups", "chunk", "backward")] == [
-        1, SEQ, HEADS, 16, STATE, GROUPS, 128, 0
-    ]  # fmt: skip
+        1,
+        SEQ,
+        HEADS,
+        16,
+        STATE,
+        GROUPS,
+        128,
+        0,
+    ]
     assert dims_of(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
     assert dims_of(layer, "conv.input_grad")["bytes"] == SEQ * convolved * 10  # forward again, and two read, one written
     assert {op.module for op in layer.ops if op.stream == "compute"} == {"mamba", "norm", "residual"}

@@ -118,8 +118,18 @@ def test_a_side_with_a_profile_is_not_rescaled_unless_it_says_so(tmp_path: Path)
 
 def test_a_side_has_the_gpus_that_its_config_states(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
-    run("search", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "64", "--export", str(script),
-        at=tmp_path)  # fmt: skip
+    run(
+        "search",
+        "--model_size",
+        "llama3_8b",
+        "--framework",
+        "megatron-core",
+        "--world_size",
+        "64",
+        "--export",
+        str(script),
+        at=tmp_path,
+    )
     (alone,) = run("predict", "--config", str(script), at=tmp_path)["best"]
     found = run("compare", "--config", str(script), ".", "profile=h200_sxm", "world_size=128", at=tmp_path)["sides"]
     assert [one["best"][0]["layout"]["world_size"] for one in found] == [64, 64, 128]
@@ -157,8 +167,12 @@ def test_a_side_names_an_axis_and_what_needs_it(tmp_path: Path) -> None:
     script, config = tmp_path / "run.sh", tmp_path / "run.json"
     config.write_text(json.dumps({"name": "m", "model": model, "layout": layout}))
     run("predict", "--config", str(config), "--world_size", "32", "--export", str(script), at=tmp_path)
-    sides = ("vpp=4,moe_exchange_overlap=true", "recompute=selective,recompute_modules=moe", "cp=2,cp_comm=a2a",
-             "recompute=selective,recompute_modules=layernorm+moe_act")  # fmt: skip
+    sides = (
+        "vpp=4,moe_exchange_overlap=true",
+        "recompute=selective,recompute_modules=moe",
+        "cp=2,cp_comm=a2a",
+        "recompute=selective,recompute_modules=layernorm+moe_act",
+    )
     found = [one["best"][0] for one in run("compare", "--config", str(script), ".", *sides, at=tmp_path)["sides"]]
     plain, overlapped, recomputed, _, acts = found
     assert overlapped["step_s"] < plain["step_s"] < recomputed["step_s"]

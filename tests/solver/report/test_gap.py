@@ -23,16 +23,20 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 GOOD = {
-    "framework": "megatron-core", "precision": "bf16", "overlap_grad_reduce": True, "overlap_param_gather": True,
-    "cross_entropy_fusion": True, "gradient_accumulation_fusion": True,
-}  # fmt: skip
+    "framework": "megatron-core",
+    "precision": "bf16",
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+    "cross_entropy_fusion": True,
+    "gradient_accumulation_fusion": True,
+}
 SWITCHES = {
     "overlap_grad_reduce": {"overlap_grad_reduce": False, "overlap_param_gather": False},  # the one needs the other
     "overlap_param_gather": {"overlap_param_gather": False},
     "zero": {"zero": 0, "zero_shard_size": 1, "overlap_param_gather": False},
     "gradient_accumulation_fusion": {"gradient_accumulation_fusion": False},
     "cross_entropy_fusion": {"cross_entropy_fusion": False},
-}  # fmt: skip
+}
 JOBS = [("llama3_8b", 64, 2, 2), ("qwen3_14b", 128, 4, 2), ("llama3_70b", 512, 8, 4), ("mistral_nemo_12b", 32, 2, 4)]
 INVERTED = {"disable-bias-linear": "add_bias_linear", "no-gradient-accumulation-fusion": "gradient_accumulation_fusion"}
 
@@ -50,15 +54,24 @@ def printed(problem: Problem, layout: Strategy, steps: list[float]) -> str:
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(problem.model, layout).items()}
     plain: dict[str, Any] = {flag.replace("-", "_"): value for flag, value in flags.items() if flag not in INVERTED}
     plain |= {python: flag not in flags for flag, python in INVERTED.items()}
-    plain |= {"world_size": layout.world_size, "lr": 0.0003, "fp8": None, "num_experts": None, "moe_router_topk": 2,
-              "attention_backend": "AttnBackend.auto", "cp_comm_type": ["p2p"], "recompute_granularity": None}  # fmt: skip
+    plain |= {
+        "world_size": layout.world_size,
+        "lr": 0.0003,
+        "fp8": None,
+        "num_experts": None,
+        "moe_router_topk": 2,
+        "attention_backend": "AttnBackend.auto",
+        "cp_comm_type": ["p2p"],
+        "recompute_granularity": None,
+    }
     lines = ["------------------------ arguments ------------------------"]
     lines += [f"  {name} {'.' * max(48 - len(name), 2)} {value}" for name, value in sorted(plain.items())]
     lines.append("-------------------- end of arguments ---------------------")
     lines += [
         f" [2026-01-01 00:00:{i:02d}] iteration {i:8d}/ 500 | consumed samples: 1 | elapsed time per iteration (ms): "
-        f"{1e3 * step:.1f} | learning rate: 1.0E-04 |" for i, step in enumerate(steps)
-    ]  # fmt: skip
+        f"{1e3 * step:.1f} | learning rate: 1.0E-04 |"
+        for i, step in enumerate(steps)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -130,14 +143,33 @@ def test_defaults_of_other_models_and_devices_say_nothing(tmp_path: Path) -> Non
     problem, layout = job("llama3_8b", 64, 2, 2)
     text = printed(problem, layout, [1.0])
     defaults = {
-        "window_size": None, "window_attn_skip_freq": None, "softmax_type": "vanilla", "no_rope_freq": None, "rope_type": None,
-        "main_params_dtype": "torch.float32", "main_grads_dtype": "torch.float32", "hybrid_attention_ratio": 0.0,
-        "hybrid_mlp_ratio": 0.0, "is_hybrid_model": False, "mamba_state_dim": 128, "cpu_offloading": False,
-        "cpu_offloading_num_layers": 0, "dataloader_type": "single", "glu_linear_offset": 0.0, "use_legacy_models": False,
-        "distribute_saved_activations": False, "moe_layer_freq": 1, "moe_layer_recompute": False, "sgd_momentum": 0.9,
-        "pipeline_model_parallel_comm_backend": None, "fp32_residual_connection": False, "mup_base_hidden_size": None,
-        "error_injection_type": "transient_error", "train_sync_interval": None, "heterogeneous_layers_config_path": None,
-    }  # fmt: skip
+        "window_size": None,
+        "window_attn_skip_freq": None,
+        "softmax_type": "vanilla",
+        "no_rope_freq": None,
+        "rope_type": None,
+        "main_params_dtype": "torch.float32",
+        "main_grads_dtype": "torch.float32",
+        "hybrid_attention_ratio": 0.0,
+        "hybrid_mlp_ratio": 0.0,
+        "is_hybrid_model": False,
+        "mamba_state_dim": 128,
+        "cpu_offloading": False,
+        "cpu_offloading_num_layers": 0,
+        "dataloader_type": "single",
+        "glu_linear_offset": 0.0,
+        "use_legacy_models": False,
+        "distribute_saved_activations": False,
+        "moe_layer_freq": 1,
+        "moe_layer_recompute": False,
+        "sgd_momentum": 0.9,
+        "pipeline_model_parallel_comm_backend": None,
+        "fp32_residual_connection": False,
+        "mup_base_hidden_size": None,
+        "error_injection_type": "transient_error",
+        "train_sync_interval": None,
+        "heterogeneous_layers_config_path": None,
+    }
     printed_too = "".join(f"  {name} ........ {value}\n" for name, value in defaults.items())
     plain, full = (config_in_log(one, tmp_path / "x.log") for one in (text, text.replace("  lr ", f"{printed_too}  lr ")))
     assert (full.layout, full.model, full.notes) == (plain.layout, plain.model, plain.notes)

@@ -166,9 +166,14 @@ def test_who_writes_a_checkpoint() -> None:
 
 
 @given(
-    mtbf=st.floats(1e3, 1e6), restart=st.floats(10, 3600), write=st.floats(1, 600), gpus=st.sampled_from([8, 64, 1024, 8192]),
-    spares=st.integers(0, 5), repair=st.floats(0, 48), pauses=st.floats(0, 0.2),
-)  # fmt: skip
+    mtbf=st.floats(1e3, 1e6),
+    restart=st.floats(10, 3600),
+    write=st.floats(1, 600),
+    gpus=st.sampled_from([8, 64, 1024, 8192]),
+    spares=st.integers(0, 5),
+    repair=st.floats(0, 48),
+    pauses=st.floats(0, 0.2),
+)
 def test_laws(mtbf: float, restart: float, write: float, gpus: int, spares: int, repair: float, pauses: float) -> None:
     def share(**changed: float) -> float:
         v = {"mtbf": mtbf, "restart": restart, "write": write, "spares": spares, "repair": repair, "pauses": pauses, **changed}

@@ -23,9 +23,15 @@ from solver.spec.model import ModelSpec
 from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = ModelSpec(
-    name="1B", hidden_size=2048, intermediate_size=5632, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16,
-    head_dim=128, vocab_size=32000,
-)  # fmt: skip
+    name="1B",
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=128,
+    vocab_size=32000,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def texts(solutions: Solutions, observed: Observation) -> dict[str, str]:
 
 def test_a_step_as_predicted_is_one_finding(solutions: Solutions) -> None:
     why = explain(solutions, 0)
-    (text, verdict), = texts(solutions, Observation(np.array([why.seconds * 1.01]))).items()  # fmt: skip
+    ((text, verdict),) = texts(solutions, Observation(np.array([why.seconds * 1.01]))).items()
     assert verdict == "as predicted" and text.startswith("a step takes")
 
 
@@ -160,7 +166,7 @@ def test_an_all_reduce_that_no_link_carries_is_refused(solutions: Solutions) -> 
 def test_collectives_of_small_messages_are_compared_by_time(solutions: Solutions) -> None:
     size = np.array([1024.0, 65536.0])
     measured = Collectives("all_gather", 8, 1, size, 3 * size * LINK)
-    (text, verdict), = texts(solutions, Observation(np.empty(0), collectives=(measured,))).items()  # fmt: skip
+    ((text, verdict),) = texts(solutions, Observation(np.empty(0), collectives=(measured,))).items()
     assert verdict == "worse" and text.endswith("3 times slower") and "are predicted" in text
 
 

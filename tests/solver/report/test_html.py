@@ -66,8 +66,16 @@ def test_the_page_says_what_the_estimate_says(written: tuple[Path, dict[str, obj
     page = Page()
     page.feed(path.read_text())
     assert page.open == [] and len(page.headings) == len(set(page.headings))
-    for heading in ("Speed against memory", "One step, pass by pass", "Where the time goes", "The best layouts of other sizes",
-                    "One step away", "How sure, and what would tell", "Assumed, and left open", "To launch it"):  # fmt: skip
+    for heading in (
+        "Speed against memory",
+        "One step, pass by pass",
+        "Where the time goes",
+        "The best layouts of other sizes",
+        "One step away",
+        "How sure, and what would tell",
+        "Assumed, and left open",
+        "To launch it",
+    ):
         assert heading in page.headings
     text = " ".join(page.text)
     best = plain["best"][0]  # type: ignore[index]
@@ -104,12 +112,30 @@ def test_a_browser_renders_it(written: tuple[Path, dict[str, object]], tmp_path:
     from matplotlib.image import imread
 
     picture = tmp_path / "page.png"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-               "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]  # fmt: skip
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--hide-scrollbars",
+    ]
     subprocess.run(
-        ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,3000", f"--screenshot={picture}",
-         written[0].as_uri()], check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        [
+            "chromium",
+            *options,
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1000,3000",
+            f"--screenshot={picture}",
+            written[0].as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     pixels = imread(picture)
     assert pixels.shape[:2] == (3000, 1000)
     dark = (pixels[..., :3].mean(axis=2) < 0.6).mean(axis=1)  # share of dark pixels in each row: text and pictures

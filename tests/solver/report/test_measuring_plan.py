@@ -21,9 +21,13 @@ def line(kind: str, seconds: float, std: float, basis: Basis = Basis.EXTRAPOLATE
 
 def test_shares_by_hand() -> None:
     lines = (
-        line("linear", 2.0, 0.1, m=8, n=4), line("linear", 1.0, 0.1, m=8, n=4), line("linear", 1.0, 0.2, m=4, n=4, layout=0),
-        line("linear", 5.0, 0.1, Basis.MEASURED, m=2), line("flash_attn", 1.0, 0.5, seq_q=64), line("host", 3.0, 0.5),
-    )  # fmt: skip
+        line("linear", 2.0, 0.1, m=8, n=4),
+        line("linear", 1.0, 0.1, m=8, n=4),
+        line("linear", 1.0, 0.2, m=4, n=4, layout=0),
+        line("linear", 5.0, 0.1, Basis.MEASURED, m=2),
+        line("flash_attn", 1.0, 0.5, seq_q=64),
+        line("host", 3.0, 0.5),
+    )
     # linear 0.3 + 0.2 + 0.5 = 1.0, attention 0.5, host 1.5 seconds of uncertainty: squares 1 + 0.25 + 2.25 = 3.5
     found = {one.shape: one for one in measuring_plan(Explanation(lines, 10.0, 0.0))}
     assert list(found) == ["m 8, n 4", "seq_q 64", "m 4, n 4"]  # neither what was measured nor what is no kernel

@@ -12,8 +12,16 @@ from solver.search.search import SearchResult, search
 from solver.spec.model import ModelSpec
 from solver.step.per_stage import memory_of_stages
 
-MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
-                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+MODEL = ModelSpec(
+    name="small",
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=8,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=1000,
+)
 
 
 def result(world: int, **fixed: Any) -> SearchResult:

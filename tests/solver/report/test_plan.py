@@ -273,8 +273,18 @@ def test_a_plan_of_a_file_whose_ranks_follow_from_the_gpus_has_its_global_batch(
 
 def test_a_plan_trains_with_the_batch_that_its_config_states(tmp_path: Path) -> None:
     """On any number of GPUs, also where the config states its own."""
-    layout = {"world_size": 64, "tp": 2, "tp_mode": "msp", "dp": 32, "zero": 1, "zero_shard_size": -1, "num_micro_batches": 4,
-              "micro_batch_size": 1, "seq_len": 8192, "framework": "megatron-core"}  # fmt: skip
+    layout = {
+        "world_size": 64,
+        "tp": 2,
+        "tp_mode": "msp",
+        "dp": 32,
+        "zero": 1,
+        "zero_shard_size": -1,
+        "num_micro_batches": 4,
+        "micro_batch_size": 1,
+        "seq_len": 8192,
+        "framework": "megatron-core",
+    }
     config, out = tmp_path / "mine.json", tmp_path / "plan.json"
     config.write_text(json.dumps({"name": "mine", "model": "llama3_8b", "layout": layout}))
     options = ["--tokens", "1e12", "--min_gpus", "32", "--max_gpus", "64", "--json", str(out)]

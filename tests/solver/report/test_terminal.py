@@ -12,18 +12,34 @@ from solver.report.words import parameter_count, seconds
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2.5e-7, "0.25 us"), (3.2e-4, "320 us"), (0.0123, "12.3 ms"), (1.0, "1 s"), (119.0, "119 s"), (1020.0, "17 min"),
-     (7199.0, "120 min"), (9000.0, "2.5 h"), (172_800.0, "2 days"), (1.876e6, "21.7 days")],
-)  # fmt: skip
+    [
+        (2.5e-7, "0.25 us"),
+        (3.2e-4, "320 us"),
+        (0.0123, "12.3 ms"),
+        (1.0, "1 s"),
+        (119.0, "119 s"),
+        (1020.0, "17 min"),
+        (7199.0, "120 min"),
+        (9000.0, "2.5 h"),
+        (172_800.0, "2 days"),
+        (1.876e6, "21.7 days"),
+    ],
+)
 def test_times_have_the_unit_that_fits(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(30.532e9, "30.53 B parameters"), (1.24e8, "0.12 B parameters"), (1e7, "0.01 B parameters"),
-     (3_200_000, "3.2 M parameters"), (106_880, "0.1 M parameters"), (20_480, "20,480 parameters")],
-)  # fmt: skip
+    [
+        (30.532e9, "30.53 B parameters"),
+        (1.24e8, "0.12 B parameters"),
+        (1e7, "0.01 B parameters"),
+        (3_200_000, "3.2 M parameters"),
+        (106_880, "0.1 M parameters"),
+        (20_480, "20,480 parameters"),
+    ],
+)
 def test_small_models_have_parameters_too(count: int, text: str) -> None:
     assert parameter_count(count) == text
 
@@ -37,11 +53,15 @@ def test_mfu_by_both_conventions() -> None:
 
 @pytest.mark.parametrize(
     ("deratings", "words"),
-    [(Deratings(1.12, 1.12), "sustained-clock derating: GEMM and attention times x 1.12"),
-     (Deratings(1.34, 1.05), "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
-     (Deratings(1.2, 1.2, power_slowdown=1.2),
-      "power limit: GEMM and attention times x 1.20 where nothing else runs, less beside other work")],
-)  # fmt: skip
+    [
+        (Deratings(1.12, 1.12), "sustained-clock derating: GEMM and attention times x 1.12"),
+        (Deratings(1.34, 1.05), "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
+        (
+            Deratings(1.2, 1.2, power_slowdown=1.2),
+            "power limit: GEMM and attention times x 1.20 where nothing else runs, less beside other work",
+        ),
+    ],
+)
 def test_what_clocks_cost_is_said_as_it_is_priced(deratings: Deratings, words: str) -> None:
     problem = make_problem(TINY, 1, toy_cost(deratings=deratings))
     assert str(heading(estimated(problem, [problem.layout()]), "a profile", "")).splitlines()[2] == f"a profile; {words}"

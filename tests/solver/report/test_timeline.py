@@ -67,8 +67,13 @@ def test_each_stream_of_collectives_has_a_lane(h100_model: CostModel) -> None:
     step = step_timeline(found, 0)
     events = chrome_trace(step)["traceEvents"]
     lanes = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 0]
-    assert lanes == ["passes", "tensor parallel, exposed", "context parallel, exposed", "sends between stages",
-                     "data parallel, exposed"]  # fmt: skip
+    assert lanes == [
+        "passes",
+        "tensor parallel, exposed",
+        "context parallel, exposed",
+        "sends between stages",
+        "data parallel, exposed",
+    ]
     exposed = sum(event["dur"] for event in events if event["name"].startswith("tp ") and event["pid"] == 1)
     tensor = found.terms.layers.forward[:, 1, 0] + found.terms.layers.backward[:, 1, 0]
     assert exposed == pytest.approx(1e6 * 6 * 16 * tensor[0], rel=1e-9)  # six micro batches of sixteen layers

@@ -17,8 +17,14 @@ from solver.formats.logs.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY,
 from solver.report.explain import Explanation, explain
 from solver.report.trace_gap import COMMUNICATION, IDLE, PARTS, predicted_parts, trace_lines, traced
 
-NAMES = {GEMM: "nvjet_a", ATTENTION: "flash_fwd", MEMORY: "rmsnorm", OPTIMIZER: "multi_tensor_apply_kernel<Adam>",
-         "all_gather": "ncclDevKernel_AllGather_RING_LL", "all_reduce": "ncclDevKernel_AllReduce_Sum_RING_LL"}  # fmt: skip
+NAMES = {
+    GEMM: "nvjet_a",
+    ATTENTION: "flash_fwd",
+    MEMORY: "rmsnorm",
+    OPTIMIZER: "multi_tensor_apply_kernel<Adam>",
+    "all_gather": "ncclDevKernel_AllGather_RING_LL",
+    "all_reduce": "ncclDevKernel_AllReduce_Sum_RING_LL",
+}
 CONFIG = "configs/models/llama3_8b.json"
 
 
@@ -74,11 +80,26 @@ def as_trace(explanation: Explanation, path: Path, more: dict[str, float]) -> Pa
             length += more.get(part, 0.0)
             if part != IDLE and length:
                 name = NAMES[kinds.get(part, part)]
-                events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 1e6 * now, "dur": 1e6 * length,
-                               "args": {"device": 0, "stream": 7}})  # fmt: skip
+                events.append(
+                    {
+                        "ph": "X",
+                        "cat": "kernel",
+                        "name": name,
+                        "ts": 1e6 * now,
+                        "dur": 1e6 * length,
+                        "args": {"device": 0, "stream": 7},
+                    }
+                )
             now += length
-        events.append({"ph": "X", "cat": "gpu_user_annotation", "name": f"ProfilerStep#{number}", "ts": 1e6 * begin,
-                       "dur": 1e6 * (now - begin)})  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "cat": "gpu_user_annotation",
+                "name": f"ProfilerStep#{number}",
+                "ts": 1e6 * begin,
+                "dur": 1e6 * (now - begin),
+            }
+        )
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     return path
 
@@ -107,8 +128,16 @@ def test_the_part_that_is_longer_is_the_gap(part: str, explanation: Explanation,
 def test_the_command(explanation: Explanation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = as_trace(explanation, tmp_path / "a.json", {COMMUNICATION: 0.5 * explanation.seconds})
     config = tmp_path / "run.json"
-    layout = {"tp": 4, "tp_mode": "msp", "pp": 2, "dp": 8, "num_micro_batches": 4, "zero": 1, "zero_shard_size": 8,
-              "framework": "megatron-core"}  # fmt: skip
+    layout = {
+        "tp": 4,
+        "tp_mode": "msp",
+        "pp": 2,
+        "dp": 8,
+        "num_micro_batches": 4,
+        "zero": 1,
+        "zero_shard_size": 8,
+        "framework": "megatron-core",
+    }
     config.write_text(json.dumps({"name": "m", "model": json.loads(Path(CONFIG).read_text()), "layout": layout}))
     given_words = ["import", str(path), "--config", str(config), "--world_size", "64", "--profile", "h100_sxm"]
     assert main([*given_words, "--json", str(tmp_path / "out.json")]) == 0

@@ -22,9 +22,11 @@ def test_uncertainties_add_up_as_independent_ones() -> None:
     problem = make_problem(TINY, 32, toy_cost(), 32_768, framework="megatron-core", launch_blocking=True)
     layout = problem.layout(tp=16, tp_mode="msp", dp=2)
     assert dict(uncertainties(problem, layout)) == {
-        "what megatron-core-0.12 does": 0.05, "sequences above 16,384 tokens": 0.15, "a tensor group that spans nodes": 0.35,
+        "what megatron-core-0.12 does": 0.05,
+        "sequences above 16,384 tokens": 0.15,
+        "a tensor group that spans nodes": 0.35,
         "blocking launches": 0.10,
-    }  # fmt: skip
+    }
     assert system_std(problem, layout) == pytest.approx(math.sqrt(0.05**2 + 0.15**2 + 0.35**2 + 0.10**2))
 
 

@@ -18,15 +18,39 @@ from solver.report.scores import confusion, memory_scores, regret, time_scores, 
 from solver.report.validate import Prediction, as_json, predict_cases
 from solver.spec.pipeline_layout import chunk_layers
 
-MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "vocab_size": 1000}  # fmt: skip
+MODEL = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+}
 CASE: dict[str, Any] = {
-    "id": "lab-1", "hardware": "toy", "cluster": {"gpus_per_node": 8, "inter_node_gbit_per_gpu": 400}, "model": MODEL,
-    "run": {"world_size": 8, "seq_len": 2048, "tp": 2, "pp": 2, "vpp": 1, "cp": 1, "zero": 1, "micro_batch_size": 4,
-            "num_micro_batches": 2, "framework": "megatron-lm", "recompute": "none", "precision": "bf16", "schedule": "1f1b",
-            "sequence_parallel": True, "dp": 2, "cuda_graphs": True},
+    "id": "lab-1",
+    "hardware": "toy",
+    "cluster": {"gpus_per_node": 8, "inter_node_gbit_per_gpu": 400},
+    "model": MODEL,
+    "run": {
+        "world_size": 8,
+        "seq_len": 2048,
+        "tp": 2,
+        "pp": 2,
+        "vpp": 1,
+        "cp": 1,
+        "zero": 1,
+        "micro_batch_size": 4,
+        "num_micro_batches": 2,
+        "framework": "megatron-lm",
+        "recompute": "none",
+        "precision": "bf16",
+        "schedule": "1f1b",
+        "sequence_parallel": True,
+        "dp": 2,
+        "cuda_graphs": True,
+    },
     "measured": {"step_s": 0.05, "peak_memory_gib": 8.0, "memory_kind": "allocated"},
-}  # fmt: skip
+}
 
 
 def machines(hardware: str, network_bandwidth: float | None) -> CostModel | None:
@@ -109,10 +133,12 @@ def test_tables_are_one_where_megatron_ties_them(model: dict[str, Any], framewor
 def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
     # Megatron-LM: unless --disable-bias-linear; a gated MLP belongs to a model without, and what is stated stands
     for model, framework, expected in (
-        ({"gated_mlp": False}, "megatron-lm 2023", True), ({"gated_mlp": False}, "megatron-deepspeed", True),
-        ({"gated_mlp": False}, "nemo 24.09", False), ({"gated_mlp": True}, "megatron-lm 2023", False),
+        ({"gated_mlp": False}, "megatron-lm 2023", True),
+        ({"gated_mlp": False}, "megatron-deepspeed", True),
+        ({"gated_mlp": False}, "nemo 24.09", False),
+        ({"gated_mlp": True}, "megatron-lm 2023", False),
         ({"gated_mlp": False, "mlp_bias": False}, "megatron-lm 2023", False),
-    ):  # fmt: skip
+    ):
         found = case_of({**CASE, "model": {**MODEL, **model}, "run": {**CASE["run"], "framework": framework}})
         assert found.model is not None
         assert {found.model.qkv_bias, found.model.output_bias, found.model.mlp_bias} == {expected}
@@ -121,11 +147,17 @@ def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"model": {"num_experts": 8}}, "experts"), ({"model": {"kv_lora_rank": 64}}, "latent"), ({"run": {"ep": 4}}, "experts"),
-     ({"run": {"dp": 3}}, "world_size"), ({"run": {"pp": 16, "world_size": 64}}, "layers"),
-     ({"run": {"vpp": 3}}, "8 layers do not divide into 6 equal chunks"),
-     ({"run": {"recompute": "some"}}, "recompute"), ({"model": {"hiden_size": 3}}, "hiden_size")],
-)  # fmt: skip
+    [
+        ({"model": {"num_experts": 8}}, "experts"),
+        ({"model": {"kv_lora_rank": 64}}, "latent"),
+        ({"run": {"ep": 4}}, "experts"),
+        ({"run": {"dp": 3}}, "world_size"),
+        ({"run": {"pp": 16, "world_size": 64}}, "layers"),
+        ({"run": {"vpp": 3}}, "8 layers do not divide into 6 equal chunks"),
+        ({"run": {"recompute": "some"}}, "recompute"),
+        ({"model": {"hiden_size": 3}}, "hiden_size"),
+    ],
+)
 def test_what_cannot_be_expressed_is_skipped_with_its_reason(changes: dict[str, Any], message: str) -> None:
     (found,) = predicted(case(**changes))
     assert found.skipped is not None and message in found.skipped
@@ -152,10 +184,13 @@ def test_files_keep_their_order(tmp_path: Path) -> None:
 
 def test_cases_together_are_predicted_as_one_by_one() -> None:
     cases = [
-        case(id="lab-1"), case(id="lab-2", run={"tp": 1, "dp": 4}), case(id="lab-3", model={"num_hidden_layers": 4}),
-        case(id="lab-4", run={"recompute": "full"}), case(id="lab-5", cluster={"inter_node_gbit_per_gpu": 100}),
+        case(id="lab-1"),
+        case(id="lab-2", run={"tp": 1, "dp": 4}),
+        case(id="lab-3", model={"num_hidden_layers": 4}),
+        case(id="lab-4", run={"recompute": "full"}),
+        case(id="lab-5", cluster={"inter_node_gbit_per_gpu": 100}),
         case(id="lab-6", hardware="unknown"),
-    ]  # fmt: skip
+    ]
     together, single = predicted(*cases), [predicted(c)[0] for c in cases]
     assert [p.case.id for p in together] == [c["id"] for c in cases]
     for one, other in zip(together[:5], single[:5], strict=True):
@@ -164,8 +199,9 @@ def test_cases_together_are_predicted_as_one_by_one() -> None:
 
 
 def test_the_network_of_the_case_is_used() -> None:
-    slow, fast = predicted(*(case(id=f"lab-{g}", run={"world_size": 64, "dp": 16}, cluster={"inter_node_gbit_per_gpu": g})
-                             for g in (25, 800)))  # fmt: skip
+    slow, fast = predicted(
+        *(case(id=f"lab-{g}", run={"world_size": 64, "dp": 16}, cluster={"inter_node_gbit_per_gpu": g}) for g in (25, 800))
+    )
     assert slow.seconds > fast.seconds
 
 
@@ -212,13 +248,18 @@ def test_fits_or_oom_by_hand() -> None:
     assert gib == 80
     big = {"micro_batch_size": 4096}
     cases = [
-        case(id="lab-1"), case(id="lab-2", measured={"out_of_memory": True}),
-        case(id="lab-3", run=big), case(id="lab-4", run=big, measured={"out_of_memory": True}),
+        case(id="lab-1"),
+        case(id="lab-2", measured={"out_of_memory": True}),
+        case(id="lab-3", run=big),
+        case(id="lab-4", run=big, measured={"out_of_memory": True}),
         case(id="quiet-1"),
-    ]  # fmt: skip
+    ]
     assert confusion(predicted(*cases)) == {
-        "fit, predicted fit": 2, "fit, predicted OOM": 1, "OOM, predicted fit": 1, "OOM, predicted OOM": 1,
-    }  # fmt: skip
+        "fit, predicted fit": 2,
+        "fit, predicted OOM": 1,
+        "OOM, predicted fit": 1,
+        "OOM, predicted OOM": 1,
+    }
 
 
 # any value at any key

@@ -37,9 +37,14 @@ def test_the_plan_has_the_bubble_that_its_authors_print(schedule: str, rate: flo
 
 @few
 @given(
-    st.sampled_from(AUTOMATIC), st.integers(2, 8), st.integers(1, 5), st.floats(0.7, 2.2), st.floats(0.3, 1.1),
-    st.floats(0, 0.1), st.floats(0.15, 1.0),
-)  # fmt: skip
+    st.sampled_from(AUTOMATIC),
+    st.integers(2, 8),
+    st.integers(1, 5),
+    st.floats(0.7, 2.2),
+    st.floats(0.3, 1.1),
+    st.floats(0, 0.1),
+    st.floats(0.15, 1.0),
+)
 def test_the_closed_form_is_close_to_the_plan(
     schedule: str, pp: int, rounds: int, b: float, w: float, late: float, share: float
 ) -> None:

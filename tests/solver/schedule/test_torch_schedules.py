@@ -28,9 +28,17 @@ DEEP = replace(TINY, num_hidden_layers=8)
 def stage(index: int, stages: int, ranks: int, rank: int) -> Any:
     """Return what a schedule looks at of a stage before it runs."""
     return SimpleNamespace(
-        stage_index=index, num_stages=stages, group_size=ranks, group_rank=rank, has_backward=True, submod=None, group=None,
-        is_first=index == 0, is_last=index == stages - 1, device="cpu",
-    )  # fmt: skip
+        stage_index=index,
+        num_stages=stages,
+        group_size=ranks,
+        group_rank=rank,
+        has_backward=True,
+        submod=None,
+        group=None,
+        is_first=index == 0,
+        is_last=index == stages - 1,
+        device="cpu",
+    )
 
 
 def starts(schedule: str, ranks: int, chunks: int, micro_batches: int) -> bool:
@@ -53,11 +61,14 @@ def test_a_schedule_starts_where_the_rules_allow_it(schedule: str, ranks: int) -
     found = []
     for chunks in CHUNKS[schedule]:
         for micro_batches in range(1, 3 * ranks + 2):
-            arguments = Arguments({
-                "parallelism.pipeline_parallel_degree": ranks, "parallelism.pipeline_parallel_schedule": schedule,
-                "parallelism.module_fqns_per_model_part": [["layers.0"]] * (ranks * chunks),
-                "training.local_batch_size": micro_batches,
-            })  # fmt: skip
+            arguments = Arguments(
+                {
+                    "parallelism.pipeline_parallel_degree": ranks,
+                    "parallelism.pipeline_parallel_schedule": schedule,
+                    "parallelism.module_fqns_per_model_part": [["layers.0"]] * (ranks * chunks),
+                    "training.local_batch_size": micro_batches,
+                }
+            )
             found.append(starts(schedule, ranks, chunks, micro_batches))
             refused = broken(RULES, arguments)
             assert bool(refused) is not found[-1], (chunks, micro_batches, refused)

@@ -32,9 +32,15 @@ from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.time import TIME_PARTS
 
 LLAMA = ModelSpec(
-    name="llama", hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=32, head_dim=128, vocab_size=32000,
-)  # fmt: skip
+    name="llama",
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    vocab_size=32000,
+)
 _KINDS = {"FORWARD": FORWARD, "BACKWARD_INPUT": BACKWARD, "BACKWARD_WEIGHT": WEIGHT, "FULL_BACKWARD": WHOLE}
 
 
@@ -89,9 +95,14 @@ def test_memory_is_that_of_the_papers(pp: int) -> None:
 @settings(max_examples=40, deadline=None)
 @example("zb-v", 6, 17, 1.0, 1.0, 1.0, 1.0)  # what repeats is on no path: several are as long
 @given(
-    st.sampled_from(V_SHAPED), st.sampled_from([2, 3, 4, 6, 8]), st.integers(0, 40), st.floats(0.7, 3), st.floats(0.3, 1.2),
-    st.floats(0.6, 1.1), st.floats(0.6, 6),
-)  # fmt: skip
+    st.sampled_from(V_SHAPED),
+    st.sampled_from([2, 3, 4, 6, 8]),
+    st.integers(0, 40),
+    st.floats(0.7, 3),
+    st.floats(0.3, 1.2),
+    st.floats(0.6, 1.1),
+    st.floats(0.6, 6),
+)
 def test_closed_form_with_embedding_and_head(
     name: str, pp: int, more: int, b: float, w: float, first: float, last: float
 ) -> None:

@@ -50,8 +50,14 @@ def test_no_deal_of_the_layers_is_faster(h100_model: CostModel, memory_gib: int)
 
 
 def test_the_best_layouts_get_no_slower(h100_model: CostModel) -> None:
-    problem = make_problem(load_run_config("configs/models/deepseek_v2.json").model, 128, h100_model, 4096,
-                           framework="megatron-core", precision="bf16")  # fmt: skip
+    problem = make_problem(
+        load_run_config("configs/models/deepseek_v2.json").model,
+        128,
+        h100_model,
+        4096,
+        framework="megatron-core",
+        precision="bf16",
+    )
     found = search(problem, 512, fixed={"pp": 8}).best
     balance = balanced(found, len(found) - 1)
     assert balance.seconds <= balance.before * (1 + 1e-9)

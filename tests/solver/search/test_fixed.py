@@ -26,15 +26,29 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.step.solutions import estimate_layouts
 
-MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
-                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+MODEL = ModelSpec(
+    name="small",
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=8,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=1000,
+)
 
 
 @pytest.mark.parametrize(
     "fixed",
-    [{"tp": 2}, {"tp": 2, "pp": 2, "vpp": 2}, {"tp_mode": "isp"}, {"zero": 1, "recompute": "full"}, {"recompute_layers": 2},
-     {"dp": 4, "micro_batch_size": 2, "zero_shard_size": 2}],
-)  # fmt: skip
+    [
+        {"tp": 2},
+        {"tp": 2, "pp": 2, "vpp": 2},
+        {"tp_mode": "isp"},
+        {"zero": 1, "recompute": "full"},
+        {"recompute_layers": 2},
+        {"dp": 4, "micro_batch_size": 2, "zero_shard_size": 2},
+    ],
+)
 def test_a_fixed_search_is_the_whole_one_filtered(fixed: dict[str, Any]) -> None:
     problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024", p2p_overlap=True)
     layouts = all_layouts(problem, 32)
@@ -62,12 +76,17 @@ def test_the_text_of_the_option() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("tpp=8", "tpp is no axis of a search (did you mean 'tp'?); axes are tp"), ("tp", "give each axis once, as in tp=8"),
-     ("tp=8,tp=4", "give each axis once"),
-     ("tp=0", "tp is 0; it must be a whole number of at least 1"), ("tp=two", "tp is 'two'; it must be a whole number"),
-     ("schedule=dualpipe", "dualpipev (DualPipe with pp stages is dualpipev with half as many and twice the replicas"),
-     ("zero=4", "zero is 4; it must be one of 0, 1, 2, 3"), ("recompute=some", "recompute is 'some'; it must be one of none")],
-)  # fmt: skip
+    [
+        ("tpp=8", "tpp is no axis of a search (did you mean 'tp'?); axes are tp"),
+        ("tp", "give each axis once, as in tp=8"),
+        ("tp=8,tp=4", "give each axis once"),
+        ("tp=0", "tp is 0; it must be a whole number of at least 1"),
+        ("tp=two", "tp is 'two'; it must be a whole number"),
+        ("schedule=dualpipe", "dualpipev (DualPipe with pp stages is dualpipev with half as many and twice the replicas"),
+        ("zero=4", "zero is 4; it must be one of 0, 1, 2, 3"),
+        ("recompute=some", "recompute is 'some'; it must be one of none"),
+    ],
+)
 def test_texts_that_fix_nothing(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_fixed(text)
@@ -127,8 +146,13 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
         ("megatron-core", {"vpp": 2}, {"pp": 1, "tp": 8}, "vpp 2 within --max-pp 1; raise the limit or fix less"),
         ("megatron-core", {"dp": 1}, {"pp": 2, "tp": 2, "cp": 1}, "dp 1 within --max-pp 2 and --max-tp 2 and --max-cp 1;"),
         ("megatron-core", {"cp": 4, "pp": 8}, {}, "pp 8 together with what else is fixed (cp 4): cp * pp is 32, which"),
-        ("megatron-core", {"tp": 32}, {}, "tp 32, whatever else is fixed: tp 32 does not divide the model's heads and MLP "
-         "width, and tp is 32, which does not divide world_size 16"),
+        (
+            "megatron-core",
+            {"tp": 32},
+            {},
+            "tp 32, whatever else is fixed: tp 32 does not divide the model's heads and MLP "
+            "width, and tp is 32, which does not divide world_size 16",
+        ),
         ("megatron-core", {"pp": 9}, {}, "pp 9, whatever else is fixed: pp 9 is more than the model's 8 layers, and pp is 9, "),
         ("megatron-core", {"ep": 2}, {}, "ep 2, whatever else is fixed: ep 2 * etp 1: small has no experts"),
         ("megatron-core", {"etp": 2}, {}, "ep 1 * etp 2: small has no experts"),
@@ -141,12 +165,16 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
         ("megatron-core", {"zero": 3, "pp": 2}, {}, "does not offer ZeRO-3 with a pipeline of 2 stages"),
         ("torchtitan", {"zero": 1}, {}, "does not offer ZeRO-1"),
         ("megatron-core", {"vpp": 2, "pp": 1}, {}, "vpp 2 interleaves pipeline stages, but pp is 1"),
-        ("megatron-core", {"dp": 16, "micro_batch_size": 4}, {}, "dp * micro_batch_size is 64, which does not divide the "
-         "global batch of 32 sequences"),
+        (
+            "megatron-core",
+            {"dp": 16, "micro_batch_size": 4},
+            {},
+            "dp * micro_batch_size is 64, which does not divide the global batch of 32 sequences",
+        ),
         ("megatron-core", {"zero_shard_size": 32}, {}, "zero_shard_size is 32, which does not divide the 16 ranks of a"),
         ("megatron-core", {"recompute_layers": 7}, {}, "a search recomputes 0.25, 0.5, 0.75 of a stage's layers, rounded up"),
     ],
-)  # fmt: skip
+)
 def test_why_no_layout_has_what_is_fixed(
     framework: str, fixed: dict[str, Any], max_sizes: dict[str, int], message: str
 ) -> None:
@@ -213,7 +241,7 @@ def test_the_reason_is_one_that_every_layout_has(mode: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("ends", "chunks"),
     [((3, 3), {1, 3}), ((2, 3), set()), ((4, 4), {1, 2}), ((0, 3), {1, 3}), ((7, 0), set()), ((9, 0), {1})],
-)  # fmt: skip
+)
 def test_end_stages_that_the_user_states_are_searched_as_stated(ends: tuple[int, int], chunks: set[int]) -> None:
     """12 layers, pp 4: two middle stages share what the ends leave, or three where only one end is stated."""
     problem = make_problem(MODEL.replace(num_hidden_layers=12), 8, toy_cost(), 512, framework="megatron-core")

@@ -21,10 +21,22 @@ from solver.spec.frameworks import FRAMEWORKS
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-GQA = ModelSpec(name="gqa", hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=16,
-                num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
-MODELS = (GQA, GQA.replace(num_hidden_layers=10), GQA.replace(num_key_value_heads=16, num_hidden_layers=14),
-          GQA.replace(num_key_value_heads=2, num_hidden_layers=16))  # fmt: skip
+GQA = ModelSpec(
+    name="gqa",
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=12,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=1000,
+)
+MODELS = (
+    GQA,
+    GQA.replace(num_hidden_layers=10),
+    GQA.replace(num_key_value_heads=16, num_hidden_layers=14),
+    GQA.replace(num_key_value_heads=2, num_hidden_layers=16),
+)
 
 Rule = Callable[[ModelSpec, Strategy], bool]
 
@@ -63,7 +75,7 @@ ALL_FRAMEWORKS: tuple[Rule, ...] = (
     lambda model, s: s.vpp == 1 or (model.num_hidden_layers + counted(s)) % (s.pp * s.vpp) == 0 or stated(s),
     lambda model, s: s.cp == 1 or s.seq_len % (2 * s.cp) == 0,
     lambda model, s: model.num_attention_heads % s.tp == 0,
-)  # fmt: skip
+)
 #: megatron/training/arguments.py, core/transformer/attention.py: even stages, whole query groups, ZeRO-1 at most.
 MEGATRON: tuple[Rule, ...] = (
     zero(0, 1),

@@ -21,9 +21,15 @@ from solver.spec.pipeline_layout import chunk_layers
 
 #: 13 layers divide by no number of stages above 1, with embedding and loss as layers only by 7, 3 and 5.
 PRIME = ModelSpec(
-    name="prime", hidden_size=2048, intermediate_size=8192, num_hidden_layers=13, num_attention_heads=16,
-    num_key_value_heads=16, head_dim=128, vocab_size=32000,
-)  # fmt: skip
+    name="prime",
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=13,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=128,
+    vocab_size=32000,
+)
 
 
 def test_deepseek_v3s_published_layout_is_found() -> None:
@@ -123,8 +129,10 @@ def test_the_most_even_chunks_come_first_and_the_rest_only_where_they_may_win(h1
     """Of 29 layers in 4 stages the string of two chunks of four holds 31 with the ends, one less than the chunks have room."""
     problem = make_problem(PRIME.replace(num_hidden_layers=29), 8, h100_model, framework="megatron-core")
     assert set(layouts_of(problem, 4)) > {2, 4}
-    every = {vpp: search(problem.with_run(pipeline_layout=text), 64, fixed={"pp": 4, "vpp": vpp, "tp": 1})
-             for vpp, text in layouts_of(problem, 4).items()}  # fmt: skip
+    every = {
+        vpp: search(problem.with_run(pipeline_layout=text), 64, fixed={"pp": 4, "vpp": vpp, "tp": 1})
+        for vpp, text in layouts_of(problem, 4).items()
+    }
     fastest = min(float(one.best.times.seconds[0]) for one in every.values())
     found = search_with_strings(problem, 64, fixed={"pp": 4, "tp": 1})[1]
     assert float(found.best.times.seconds[0]) == fastest

@@ -25,9 +25,16 @@ FREE = {"dp", "num_micro_batches", "zero_shard_size", "schedule"} | {
     for what in ("num_layers_in_first", "num_layers_in_last", "account_for_embedding_in", "account_for_loss_in")
 }
 FOLLOWING = {
-    "tp": {"tp_mode", "etp", "wp"}, "cp": {"wp"}, "pp": {"vpp", "zero", "recompute_layers"}, "tp_mode": {"wp"}, "ep": {"etp"},
-    "zero": {"wp"}, "zero_shard_size": {"zero"}, "schedule": {"vpp"}, "recompute": {"recompute_layers"},
-}  # fmt: skip
+    "tp": {"tp_mode", "etp", "wp"},
+    "cp": {"wp"},
+    "pp": {"vpp", "zero", "recompute_layers"},
+    "tp_mode": {"wp"},
+    "ep": {"etp"},
+    "zero": {"wp"},
+    "zero_shard_size": {"zero"},
+    "schedule": {"vpp"},
+    "recompute": {"recompute_layers"},
+}
 
 
 def problem_of(cost: CostModel, model: object, world: int) -> Problem:
@@ -77,10 +84,12 @@ def test_steps_are_to_the_next_values_of_the_whole_space(around: Neighbourhood) 
         kept += ["tp_mode"] if axis != "tp" else []
         kept += ["zero"] if axis not in ("pp", "zero_shard_size") else []
         reached = {
-            getattr(one, axis) for one in everything
-            if all(getattr(one, name) == getattr(own, name) for name in kept) and one.recompute == own.recompute
+            getattr(one, axis)
+            for one in everything
+            if all(getattr(one, name) == getattr(own, name) for name in kept)
+            and one.recompute == own.recompute
             and (axis != "pp" or one.recompute_layers * one.pp == own.recompute_layers * own.pp)
-        }  # fmt: skip
+        }
         here = getattr(own, axis)
         lower, higher = [v for v in reached if v < here], [v for v in reached if v > here]
         expected = {str(f(v)) for f, v in ((max, lower), (min, higher)) if v}

@@ -33,9 +33,15 @@ from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = ModelSpec(
-    name="1B", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=64, vocab_size=32000,
-)  # fmt: skip
+    name="1B",
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=32000,
+)
 _SPLIT_COLUMNS = ("mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches")
 
 
@@ -113,10 +119,16 @@ def test_the_space_has_every_mode_and_axis() -> None:
     )
     expected = [
         (0, 1, 1, 2, 1, 1),  # two stages of one layer each
-        (3, 1, 2, 1, 1, 1), (3, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context, which is ISP's: parameters split by wp or whole
-        (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to shard
-        (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP replicates parameters over the tensor group
-    ]  # fmt: skip
+        (3, 1, 2, 1, 1, 1),
+        (3, 1, 2, 1, 1, 2),
+        (3, 1, 2, 1, 2, 1),  # context, which is ISP's: parameters split by wp or whole
+        (0, 2, 1, 1, 1, 1),
+        (1, 2, 1, 1, 1, 1),
+        (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to shard
+        (3, 2, 1, 1, 1, 1),
+        (3, 2, 1, 1, 1, 2),
+        (3, 2, 1, 1, 2, 1),  # ISP replicates parameters over the tensor group
+    ]
     assert rows == Counter(expected)
 
 
@@ -225,16 +237,20 @@ def test_the_chunk_size_does_not_matter(
     for mode, found in reference.best_of_mode.items():
         assert other.best_of_mode[mode].times.seconds[0] == pytest.approx(found.times.seconds[0], rel=1e-12)
     assert (other.layouts_estimated, other.feasible, other.rejected) == (
-        reference.layouts_estimated, reference.feasible, reference.rejected,
-    )  # fmt: skip
+        reference.layouts_estimated,
+        reference.feasible,
+        reference.rejected,
+    )
 
 
 def test_processes_that_share_the_work_find_the_same(problem: Problem, result: SearchResult) -> None:
     seen: list[tuple[int, int]] = []
     shared = search(problem, 64, 7, lambda *at: seen.append(at), jobs=3)
     assert (shared.layouts_estimated, shared.feasible, shared.rejected) == (
-        result.layouts_estimated, result.feasible, result.rejected,
-    )  # fmt: skip
+        result.layouts_estimated,
+        result.feasible,
+        result.rejected,
+    )
     for name in ("best", "best_of_sizes", "pareto"):
         mine, theirs = getattr(shared, name), getattr(result, name)
         np.testing.assert_array_equal(mine.times.seconds, theirs.times.seconds)
@@ -273,17 +289,31 @@ def test_a_larger_top_starts_with_the_same_layouts(problem: Problem, result: Sea
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kv=st.sampled_from([1, 2, 4]), group=st.sampled_from([1, 2]), d=st.sampled_from([16, 64]), layers=st.integers(1, 6),
-    gated=st.booleans(), tied=st.booleans(), world=st.sampled_from([1, 2, 4, 8, 16]), sequences=st.sampled_from([4, 6, 16]),
-    framework=st.sampled_from(["internevo", "megatron-lm"]), memory=st.sampled_from([1.7, 2.0, 80.0]),
-)  # fmt: skip
+    kv=st.sampled_from([1, 2, 4]),
+    group=st.sampled_from([1, 2]),
+    d=st.sampled_from([16, 64]),
+    layers=st.integers(1, 6),
+    gated=st.booleans(),
+    tied=st.booleans(),
+    world=st.sampled_from([1, 2, 4, 8, 16]),
+    sequences=st.sampled_from([4, 6, 16]),
+    framework=st.sampled_from(["internevo", "megatron-lm"]),
+    memory=st.sampled_from([1.7, 2.0, 80.0]),
+)
 def test_small_random_models(
     kv: int, group: int, d: int, layers: int, gated: bool, tied: bool, world: int, sequences: int, framework: str, memory: float
 ) -> None:
     model = ModelSpec(
-        hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=kv * group,
-        num_key_value_heads=kv, head_dim=d, vocab_size=500, gated_mlp=gated, tie_word_embeddings=tied,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=layers,
+        num_attention_heads=kv * group,
+        num_key_value_heads=kv,
+        head_dim=d,
+        vocab_size=500,
+        gated_mlp=gated,
+        tie_word_embeddings=tied,
+    )
     problem = make_problem(model, world, toy_cost(), seq_len=1024, cluster=cluster(memory), framework=framework)
     try:
         found, fits = brute_force(problem, sequences)
@@ -310,9 +340,16 @@ def test_small_random_models(
 
 @pytest.mark.parametrize(
     ("world", "batch", "message"),
-    [(0, 8, "world_size"), (-1, 8, "world_size"), (12, 12, "nodes"), (10**9, 8, "world_size"), (2**20 + 8, 8, "world_size"),
-     (8, 0, "global_batch_sequences"), (8, -4, "global_batch_sequences")],
-)  # fmt: skip
+    [
+        (0, 8, "world_size"),
+        (-1, 8, "world_size"),
+        (12, 12, "nodes"),
+        (10**9, 8, "world_size"),
+        (2**20 + 8, 8, "world_size"),
+        (8, 0, "global_batch_sequences"),
+        (8, -4, "global_batch_sequences"),
+    ],
+)
 def test_invalid_world_sizes_and_batches(world: int, batch: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
         search(make_problem(MODEL, world, toy_cost()), batch)
@@ -386,9 +423,12 @@ def test_a_share_of_a_stage_is_recomputed_in_each_of_its_chunks() -> None:
     layouts = all_layouts(problem, 16)
     found: dict[int, set[int]] = {}
     for pp, vpp, level, layers in zip(
-        column(layouts, "pp").tolist(), column(layouts, "vpp").tolist(), layouts.recompute.tolist(),
-        layouts.recompute_layers.tolist(), strict=True,
-    ):  # fmt: skip
+        column(layouts, "pp").tolist(),
+        column(layouts, "vpp").tolist(),
+        layouts.recompute.tolist(),
+        layouts.recompute_layers.tolist(),
+        strict=True,
+    ):
         if pp == 4 and level == Recompute.FULL:
             found.setdefault(vpp, set()).add(layers)
     assert found == {1: {1, 2, 3, -1}, 2: {2, -1}, 4: {-1}}
@@ -401,7 +441,7 @@ def test_a_share_of_a_stage_is_recomputed_in_each_of_its_chunks() -> None:
         ("torchtitan", {"pipeline_layout": "Et|t|t|tL"}, "interleaving needs micro batches in multiples of pp"),
         ("internevo", {"pipeline_layout": "Et|t|t|tL"}, "internevo-2023 interleaves stages only with p2p_overlap"),
     ],
-)  # fmt: skip
+)
 def test_why_a_pipeline_has_no_runs_is_the_rule_that_none_obeys(framework: str, constants: dict[str, Any], reason: str) -> None:
     model = TINY.replace(num_hidden_layers=4 if "pipeline_layout" in constants else 2)
     problem = make_problem(model, 2, toy_cost(), framework=framework, **constants)

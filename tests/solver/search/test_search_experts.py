@@ -26,18 +26,47 @@ from solver.step.time import TIME_PARTS
 
 #: Two dense layers, six with experts; latent attention; one module of multi-token prediction.
 DEEP = ModelSpec(
-    name="deep", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
-    head_dim=96, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, vocab_size=32000,
-    num_experts=12, num_experts_per_tok=3, moe_intermediate_size=512, shared_expert_intermediate_size=512,
-    first_k_dense_replace=2, router_score="sigmoid", router_bias=True, router_groups=4, router_topk_groups=2,
+    name="deep",
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=8,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=96,
+    q_lora_rank=256,
+    kv_lora_rank=128,
+    qk_nope_head_dim=64,
+    qk_rope_head_dim=32,
+    v_head_dim=64,
+    vocab_size=32000,
+    num_experts=12,
+    num_experts_per_tok=3,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+    first_k_dense_replace=2,
+    router_score="sigmoid",
+    router_bias=True,
+    router_groups=4,
+    router_topk_groups=2,
     num_nextn_predict_layers=1,
-)  # fmt: skip
+)
 #: Layers with a window and full ones in turn, and experts in every layer.
 WINDOWS = ModelSpec(
-    name="windows", hidden_size=1024, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=16,
-    num_key_value_heads=4, head_dim=64, vocab_size=32000, sliding_window=512, sliding_window_every=2, num_experts=8,
-    num_experts_per_tok=2, moe_intermediate_size=1024, attention_sinks=True,
-)  # fmt: skip
+    name="windows",
+    hidden_size=1024,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=32000,
+    sliding_window=512,
+    sliding_window_every=2,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=1024,
+    attention_sinks=True,
+)
 
 
 def problem_of(model: ModelSpec, h100_model: CostModel, world: int = 16, **constants: Any) -> Problem:
@@ -206,13 +235,24 @@ GRAPHS = {"cuda_graphs": True, "cuda_graph_modules": "moe_router"}
 TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"moe_dispatcher": "allgather", "moe_exchange_overlap": True}, "needs another moe_dispatcher than allgather"),
     ({"precision": "fp8", "fp8_recipe": "delayed", "num_layers_at_start_in_bf16": 1}, "stay in bf16 need another fp8_recipe"),
-    ({"optimizer": "muon", "precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True,
-      "overlap_grad_reduce": False, "overlap_param_gather": False}, "gathers fp8 weights"),
+    (
+        {
+            "optimizer": "muon",
+            "precision": "fp8",
+            "fp8_recipe": "tensorwise",
+            "fp8_param_gather": True,
+            "overlap_grad_reduce": False,
+            "overlap_param_gather": False,
+        },
+        "gathers fp8 weights",
+    ),
     ({"recompute_modules": "moe_act", "moe_grouped_gemm": False}, "recomputing moe_act needs moe_grouped_gemm"),
-    ({"recompute_modules": "shared_experts", "moe_shared_expert_overlap": True, "moe_dispatcher": "alltoall"},
-     "shared_experts are not recomputed together with"),
+    (
+        {"recompute_modules": "shared_experts", "moe_shared_expert_overlap": True, "moe_dispatcher": "alltoall"},
+        "shared_experts are not recomputed together with",
+    ),
     ({"recompute_modules": "moe", **GRAPHS}, "CUDA graphs of moe_router exclude recomputing moe"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("constants", "reason"), TOGETHER)
@@ -312,7 +352,14 @@ def test_the_fullest_stage_has_most_on_the_device(found: Solutions) -> None:
 def test_fused_experts_are_whole() -> None:
     device = replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15})
     for fused, widths in ((False, {1, 2, 4}), (True, {1})):
-        problem = make_problem(WINDOWS, 16, toy_cost(device=device), framework="megatron-bridge-26.06", cp_comm="a2a",
-                               precision="mxfp8", moe_fused_experts=fused)  # fmt: skip
+        problem = make_problem(
+            WINDOWS,
+            16,
+            toy_cost(device=device),
+            framework="megatron-bridge-26.06",
+            cp_comm="a2a",
+            precision="mxfp8",
+            moe_fused_experts=fused,
+        )
         splits = enumerate_splits(problem, 32).splits
         assert set(splits.etp.tolist()) == widths and 2 in splits.tp

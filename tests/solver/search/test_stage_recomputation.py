@@ -26,8 +26,15 @@ from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(num_hidden_layers=16)
-LAYOUT = {"pp": 4, "dp": 2, "zero": 1, "zero_shard_size": 2, "num_micro_batches": 8, "recompute": "full",
-          "pipeline_layout": "Et*4|t*4|t*4|t*4L"}  # fmt: skip
+LAYOUT = {
+    "pp": 4,
+    "dp": 2,
+    "zero": 1,
+    "zero_shard_size": 2,
+    "num_micro_batches": 8,
+    "recompute": "full",
+    "pipeline_layout": "Et*4|t*4|t*4|t*4L",
+}
 
 
 def problem_of_memory(model: CostModel, gib: float, **run: object) -> Problem:
@@ -120,12 +127,23 @@ def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel
         ({"pipeline_layout": ""}, "needs pipeline_layout, which says what each stage holds"),
         ({"framework": "megatron-core-0.12"}, "recomputes as many layers on every stage"),
         ({"recompute_stage_layers": "1,2"}, "it must be a number of layers for each stage, as in 3\\+8\\+8\\+0"),
-        ({"schedule": "v-half", "vpp": 2, "pipeline_layout": "E(tt|)*7ttL", "overlap_grad_reduce": False,
-          "overlap_param_gather": False, "recompute_stage_layers": ""}, "does not offer pipeline_layout under schedule v-half"),
-        ({"schedule": "zb-1p", "pipeline_layout": "", "recompute_stage_layers": ""},
-         "does not run overlap_grad_reduce with schedule zb-1p, which splits the backward pass"),
+        (
+            {
+                "schedule": "v-half",
+                "vpp": 2,
+                "pipeline_layout": "E(tt|)*7ttL",
+                "overlap_grad_reduce": False,
+                "overlap_param_gather": False,
+                "recompute_stage_layers": "",
+            },
+            "does not offer pipeline_layout under schedule v-half",
+        ),
+        (
+            {"schedule": "zb-1p", "pipeline_layout": "", "recompute_stage_layers": ""},
+            "does not run overlap_grad_reduce with schedule zb-1p, which splits the backward pass",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_no_run_can_have_is_refused(changes: dict[str, object], message: str) -> None:
     usual = {**LAYOUT, "recompute_stage_layers": "1+1+0+0", "framework": "primus-2026"}
     with pytest.raises(InputError, match=message):

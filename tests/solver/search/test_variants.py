@@ -133,8 +133,11 @@ def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h
     problem = problem_of(h100_model)
     assert [one["cuda_graphs"] for one in variants_of(problem, {"cuda_graphs": ()})] == [False, True]
     assert [one["optimizer_states"] for one in variants_of(problem, {"optimizer_states": ()})] == [
-        "fp32", "remainder", "bf16", "8bit"
-    ]  # fmt: skip
+        "fp32",
+        "remainder",
+        "bf16",
+        "8bit",
+    ]
     with pytest.raises(InputError, match="--also fp8_attention varies nothing"):  # of a 16-bit run
         variants_of(problem, {"fp8_attention": ()})
     quantised = problem.with_run(framework="megatron-bridge-26", precision="fp8")

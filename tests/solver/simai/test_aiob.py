@@ -55,20 +55,23 @@ def test_raw_samples_above_three_times_the_fastest_are_left_out() -> None:
     assert parse_kernel_times(served, "x").first == "inference_term:decode"
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "x, line 1: is ''; an aiob kernel-time file starts with a line such as train_iter:10"),
-    ("train_iter:1\n", "x: holds no kernel; a kernel is a line such as Emb: and its time_gpu_max, _min and _avg"),
-    ("train_iter:1\nEmb:\n    time_gpu_max: 2\n", "x, line 4: Emb has no time_gpu_min; give max, min and avg"),
-    ("train_iter:1\nEmb 3\n", "x, line 2: is 'Emb 3'; it must be a kernel's name or its indented time_gpu_avg: 12"),
-    ("train_iter:1\nEmb:\n    time_gpu_max: x\n", "x, line 3: time_gpu_max is 'x'; it must be a number of microseconds"),
-    ("train_iter:1\nEmb:\n    time_gpu_max: -1\n", "x, line 3: time_gpu_max is '-1'; it must be a number of microseconds"),
-    (EXAMPLE.read_text() + EXAMPLE.read_text().split("\n", 1)[1], "x: has two sections Emb; leave one out"),
-    ('train_iter:1\n{"Emb": [{"time_gpu": 1]}', "x: is no valid JSON after its first line"),
-    ('train_iter:1\n{"Emb": []}', "x: 'Emb' has no samples; it must be a list of {\"time_gpu\": microseconds}"),
-    ('train_iter:1\n{"Emb": 3}', "x: 'Emb' has no samples"),
-    ('train_iter:1\n[3]', "x: holds JSON that names no kernels; it must be objects such as"),
-    ('train_iter:1\n{"Emb": [{"time_gpu": true}]}', "x: Emb: time_gpu is True; it must be a number of microseconds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x, line 1: is ''; an aiob kernel-time file starts with a line such as train_iter:10"),
+        ("train_iter:1\n", "x: holds no kernel; a kernel is a line such as Emb: and its time_gpu_max, _min and _avg"),
+        ("train_iter:1\nEmb:\n    time_gpu_max: 2\n", "x, line 4: Emb has no time_gpu_min; give max, min and avg"),
+        ("train_iter:1\nEmb 3\n", "x, line 2: is 'Emb 3'; it must be a kernel's name or its indented time_gpu_avg: 12"),
+        ("train_iter:1\nEmb:\n    time_gpu_max: x\n", "x, line 3: time_gpu_max is 'x'; it must be a number of microseconds"),
+        ("train_iter:1\nEmb:\n    time_gpu_max: -1\n", "x, line 3: time_gpu_max is '-1'; it must be a number of microseconds"),
+        (EXAMPLE.read_text() + EXAMPLE.read_text().split("\n", 1)[1], "x: has two sections Emb; leave one out"),
+        ('train_iter:1\n{"Emb": [{"time_gpu": 1]}', "x: is no valid JSON after its first line"),
+        ('train_iter:1\n{"Emb": []}', "x: 'Emb' has no samples; it must be a list of {\"time_gpu\": microseconds}"),
+        ('train_iter:1\n{"Emb": 3}', "x: 'Emb' has no samples"),
+        ("train_iter:1\n[3]", "x: holds JSON that names no kernels; it must be objects such as"),
+        ('train_iter:1\n{"Emb": [{"time_gpu": true}]}', "x: Emb: time_gpu is True; it must be a number of microseconds"),
+    ],
+)
 def test_wrong_files_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_kernel_times(text, "x")

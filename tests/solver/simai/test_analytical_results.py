@@ -47,8 +47,15 @@ def test_forward_buffers_below_4096_bytes_are_raised_but_not_empty_ones_and_not_
 def test_bubble_is_of_all_rows_but_the_embedding_over_layers_and_micro_batches() -> None:
     # compute 6000 + 9000 ns, all-reduces over TP 2: 2^28 bytes, 0.25 GiB / 360 * 2 * 1/2 s, twice; not the weight gradient's
     row = f"{1000} ALLREDUCE {1 << 28} 2000 ALLREDUCE {1 << 28} 3000 REDUCESCATTER {1 << 30} 100"
-    workload = small(f"mlp_layer -1 {row}", f"embedding_layer -1 {row}", "rest -1 9000 NONE 0 0 NONE 0 0 NONE 0 100",
-                     pp=4, vpp=3, ga=5, gpus=16)  # fmt: skip
+    workload = small(
+        f"mlp_layer -1 {row}",
+        f"embedding_layer -1 {row}",
+        "rest -1 9000 NONE 0 0 NONE 0 0 NONE 0 100",
+        pp=4,
+        vpp=3,
+        ga=5,
+        gpus=16,
+    )
     step, each = analytical_step(workload, MACHINE), math.floor(0.25 / 360 * 1e9)
     assert step.parts["bubble"] == pytest.approx((6000 + 9000 + 2 * each) / 1e3 * 3 / 15, rel=1e-12)
     assert step.total == pytest.approx(sum(step.parts.values()), rel=1e-12)

@@ -41,34 +41,40 @@ def test_a_mebibyte_and_a_byte_are_not_small() -> None:
     assert collective_ns(MACHINE, sizes, Collective.NONE, Group.NONE, 2, GIB) == 0
 
 
-@pytest.mark.parametrize(("sizes", "group", "ranks", "place"), [
-    (Sizes(4, 1, 1, 64), Group.TP, 4, Place(1, 4, 8)),
-    (Sizes(16, 1, 1, 64), Group.TP, 16, Place(2, 8, 8)),
-    (Sizes(2, 4, 1, 64), Group.EP, 4, Place(1, 4, 8)),
-    (Sizes(2, 8, 1, 64), Group.EP, 8, Place(2, 4, 4)),
-    (Sizes(8, 4, 1, 64), Group.EP, 4, Place(4, 1, 1)),
-    (Sizes(16, 2, 1, 64), Group.EP, 2, Place(4, 1, 1)),
-    (Sizes(2, 1, 1, 64), Group.DP, 32, Place(32, 4, 4)),
-    (Sizes(3, 1, 1, 63), Group.DP, 21, Place(21, 2, 2)),
-    (Sizes(16, 1, 1, 64), Group.DP, 4, Place(4, 1, 1)),
-    (Sizes(2, 2, 1, 64), Group.DP_EP, 16, Place(16, 2, 2)),
-    (Sizes(2, 8, 1, 64), Group.DP_EP, 4, Place(4, 1, 1)),
-    (Sizes(2, 1, 1, 2), Group.DP, 1, None),
-    (Sizes(2, 1, 1, 2), Group.NONE, 2, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "group", "ranks", "place"),
+    [
+        (Sizes(4, 1, 1, 64), Group.TP, 4, Place(1, 4, 8)),
+        (Sizes(16, 1, 1, 64), Group.TP, 16, Place(2, 8, 8)),
+        (Sizes(2, 4, 1, 64), Group.EP, 4, Place(1, 4, 8)),
+        (Sizes(2, 8, 1, 64), Group.EP, 8, Place(2, 4, 4)),
+        (Sizes(8, 4, 1, 64), Group.EP, 4, Place(4, 1, 1)),
+        (Sizes(16, 2, 1, 64), Group.EP, 2, Place(4, 1, 1)),
+        (Sizes(2, 1, 1, 64), Group.DP, 32, Place(32, 4, 4)),
+        (Sizes(3, 1, 1, 63), Group.DP, 21, Place(21, 2, 2)),
+        (Sizes(16, 1, 1, 64), Group.DP, 4, Place(4, 1, 1)),
+        (Sizes(2, 2, 1, 64), Group.DP_EP, 16, Place(16, 2, 2)),
+        (Sizes(2, 8, 1, 64), Group.DP_EP, 4, Place(4, 1, 1)),
+        (Sizes(2, 1, 1, 2), Group.DP, 1, None),
+        (Sizes(2, 1, 1, 2), Group.NONE, 2, None),
+    ],
+)
 def test_placement_by_integer_divisions(sizes: Sizes, group: Group, ranks: int, place: Place | None) -> None:
     assert place_of(MACHINE, sizes, group, ranks) == place
 
 
-@pytest.mark.parametrize(("place", "collective", "bandwidth", "nvlink"), [
-    (Place(1, 8, 8), AR, 360.0, False),
-    (Place(4, 1, 1), AG, 48.5, False),
-    (Place(4, 4, 4), AR, 194.0, False),
-    (Place(2, 8, 8), AR, 388.0, False),  # 388 > 360, so that NVLink counts 360 * 8 / 7 = 411
-    (Place(2, 8, 8), A2A, 388 / 8 * 15 / 8, False),
-    (Place(1, 4, 8), A2A, 360.0, True),
-    (Place(1, 1, 8), AR, 0.0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "collective", "bandwidth", "nvlink"),
+    [
+        (Place(1, 8, 8), AR, 360.0, False),
+        (Place(4, 1, 1), AG, 48.5, False),
+        (Place(4, 4, 4), AR, 194.0, False),
+        (Place(2, 8, 8), AR, 388.0, False),  # 388 > 360, so that NVLink counts 360 * 8 / 7 = 411
+        (Place(2, 8, 8), A2A, 388 / 8 * 15 / 8, False),
+        (Place(1, 4, 8), A2A, 360.0, True),
+        (Place(1, 1, 8), AR, 0.0, False),
+    ],
+)
 def test_bus_bandwidth_of_a_ring_and_of_all_to_all(
     place: Place, collective: Collective, bandwidth: float, nvlink: bool
 ) -> None:
@@ -95,16 +101,19 @@ def test_ratios_are_interpolated_in_bytes_and_relative_to_the_largest_size() -> 
         nic.ratio(16 * GIB + 1, 1)
 
 
-@pytest.mark.parametrize(("tp", "collective", "group", "ranks", "nvlink", "table", "nodes"), [
-    (4, AG, Group.TP, 4, False, "nic", 1),
-    (8, AG, Group.TP, 8, False, "nic", 1),
-    (16, AG, Group.TP, 16, True, "nvlink", 2),
-    (2, A2A, Group.EP, 4, True, "ata", 1),
-    (2, A2A, Group.EP, 16, False, "ata", 4),
-    (8, A2A, Group.EP, 4, False, "ata", 9),
-    (8, A2A, Group.TP, 8, True, "ata", 1),
-    (16, A2A, Group.TP, 16, False, "ata", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tp", "collective", "group", "ranks", "nvlink", "table", "nodes"),
+    [
+        (4, AG, Group.TP, 4, False, "nic", 1),
+        (8, AG, Group.TP, 8, False, "nic", 1),
+        (16, AG, Group.TP, 16, True, "nvlink", 2),
+        (2, A2A, Group.EP, 4, True, "ata", 1),
+        (2, A2A, Group.EP, 16, False, "ata", 4),
+        (8, A2A, Group.EP, 4, False, "ata", 9),
+        (8, A2A, Group.TP, 8, True, "ata", 1),
+        (16, A2A, Group.TP, 16, False, "ata", 2),
+    ],
+)
 def test_which_table_and_column(
     tp: int, collective: Collective, group: Group, ranks: int, nvlink: bool, table: str, nodes: int
 ) -> None:

@@ -80,24 +80,33 @@ def test_notes_of_old_files_and_of_single_gpus(tmp_path: Path, capsys: pytest.Ca
     options = [*SERVER, "-g", "4", "-g_type", "H100", "-nic_t", "cx7", "-o", str(tmp_path / "o.csv")]
     assert command.main(["--analytical", str(tmp_path / "w.txt"), *options]) == 0
     assert [line.split(" ", 3)[:3] for line in capsys.readouterr().err.splitlines()] == [
-        ["note:", "-g_type", "is"], ["note:", "-nic_t", "is"], ["note:", "the", "first"], ["note:", "collectives", "over"],
-    ]  # fmt: skip
+        ["note:", "-g_type", "is"],
+        ["note:", "-nic_t", "is"],
+        ["note:", "the", "first"],
+        ["note:", "collectives", "over"],
+    ]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["-busbw", "busbw.yaml"], "-busbw was removed from SimAI-Analytical in July 2025; give -nv (or -g_type) and -nic"),
-    (["-n_p_s", "8", "-nv", "1"], "-g_p_s is missing; SimAI-Analytical needs the GPUs and the NICs of a server"),
-    (["-g_p_s", "8", "-nv", "1"], "-n_p_s is missing; SimAI-Analytical needs"),
-    (["-g_p_s", "8", "-n_p_s", "8"], "-nv or -g_type is missing; SimAI-Analytical needs the bandwidth of NVLink or the type"),
-    (["-g_p_s", "8", "-n_p_s", "8", "-g_type", "V100"], "-g_type is 'V100'"),
-    (["-g_p_s", "8", "-n_p_s", "8", "-nv", "1", "-nic_t", "ib"], "-nic_t is 'ib'; it must be one of cx6, cx7, bf3"),
-    (["-g_p_s", "0", "-n_p_s", "8", "-nv", "1"], "-g_p_s is 0; it must be positive"),
-    ([*SERVER[:4], "-nv", "nan"], "-nv is nan; it must be positive"),
-    ([*SERVER, "-g", "-8"], "-g is -8; it must be positive"),
-    ([*SERVER, "-dp_o", "1.5"], "-dp_o is 1.5; it is a share of communication, from 0 to 1"),
-    ([*SERVER, "-pp_o", "0"], "-pp_o is 0, by which SimAI-Analytical divides"),
-    ([*SERVER, "-w", "other.txt"], "--analytical needs one workload: --analytical FILE, or --analytical -w FILE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-busbw", "busbw.yaml"], "-busbw was removed from SimAI-Analytical in July 2025; give -nv (or -g_type) and -nic"),
+        (["-n_p_s", "8", "-nv", "1"], "-g_p_s is missing; SimAI-Analytical needs the GPUs and the NICs of a server"),
+        (["-g_p_s", "8", "-nv", "1"], "-n_p_s is missing; SimAI-Analytical needs"),
+        (
+            ["-g_p_s", "8", "-n_p_s", "8"],
+            "-nv or -g_type is missing; SimAI-Analytical needs the bandwidth of NVLink or the type",
+        ),
+        (["-g_p_s", "8", "-n_p_s", "8", "-g_type", "V100"], "-g_type is 'V100'"),
+        (["-g_p_s", "8", "-n_p_s", "8", "-nv", "1", "-nic_t", "ib"], "-nic_t is 'ib'; it must be one of cx6, cx7, bf3"),
+        (["-g_p_s", "0", "-n_p_s", "8", "-nv", "1"], "-g_p_s is 0; it must be positive"),
+        ([*SERVER[:4], "-nv", "nan"], "-nv is nan; it must be positive"),
+        ([*SERVER, "-g", "-8"], "-g is -8; it must be positive"),
+        ([*SERVER, "-dp_o", "1.5"], "-dp_o is 1.5; it is a share of communication, from 0 to 1"),
+        ([*SERVER, "-pp_o", "0"], "-pp_o is 0, by which SimAI-Analytical divides"),
+        ([*SERVER, "-w", "other.txt"], "--analytical needs one workload: --analytical FILE, or --analytical -w FILE"),
+    ],
+)
 def test_options_of_the_analytical_step_that_cannot_be_used(
     options: list[str], message: str, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,13 +157,16 @@ def test_a_price_on_a_topology_simulates_what_crosses_servers(workload: Path, ca
     assert abs(simulated["data-parallel messages"] / measured["data-parallel messages"] - 1) < 0.2  # both 8 x 400 Gbit/s
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--world_size", "8"], "--world_size has no effect with --price; leave it out"),
-    (["--stage", "1"], "--stage has no effect with --price"),
-    (["--vpp", "0"], "--vpp is 0; it must be at least 1"),
-    (["--profile", "h1000"], "h1000"),
-    (["--config", "a.json", "--model_size", "7"], "--config and --model_size both name a model; give one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--world_size", "8"], "--world_size has no effect with --price; leave it out"),
+        (["--stage", "1"], "--stage has no effect with --price"),
+        (["--vpp", "0"], "--vpp is 0; it must be at least 1"),
+        (["--profile", "h1000"], "h1000"),
+        (["--config", "a.json", "--model_size", "7"], "--config and --model_size both name a model; give one"),
+    ],
+)
 def test_options_of_a_price_that_cannot_be_used(
     options: list[str], message: str, workload: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,15 +221,18 @@ def test_options_of_filling_that_cannot_be_used(workload: Path, tmp_path: Path, 
     )
 
 
-@pytest.mark.parametrize(("arguments", "option", "mode"), [
-    (["--analytical", "w.txt", *SERVER, "--profile", "h100_sxm"], "--profile", "analytical"),
-    (["--price", "w.txt", "-o", "x.csv"], "-o", "price"),
-    (["--price", "w.txt", "--approximate"], "--approximate", "price"),
-    (["--export", "w.txt", "-nv", "3"], "-nv", "export"),
-    (["--export", "w.txt", "--vpp", "3"], "--vpp", "export"),
-    (["--fill", "w.txt", "-r", "x"], "-r", "fill"),
-    (["--fill", "w.txt", "--as", "h200_sxm"], "--as", "fill"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "option", "mode"),
+    [
+        (["--analytical", "w.txt", *SERVER, "--profile", "h100_sxm"], "--profile", "analytical"),
+        (["--price", "w.txt", "-o", "x.csv"], "-o", "price"),
+        (["--price", "w.txt", "--approximate"], "--approximate", "price"),
+        (["--export", "w.txt", "-nv", "3"], "-nv", "export"),
+        (["--export", "w.txt", "--vpp", "3"], "--vpp", "export"),
+        (["--fill", "w.txt", "-r", "x"], "-r", "fill"),
+        (["--fill", "w.txt", "--as", "h200_sxm"], "--as", "fill"),
+    ],
+)
 def test_options_of_other_modes_are_refused(
     arguments: list[str], option: str, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

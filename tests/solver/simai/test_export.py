@@ -229,8 +229,16 @@ def test_zero_bubble_schedules_run_weight_gradients_apart() -> None:
 
 
 def test_v_shaped_schedules_send_nothing_where_the_model_turns() -> None:
-    layout = {"framework": "torchtitan", "pp": 2, "vpp": 2, "dp": 8, "num_micro_batches": 4, "schedule": "zb-v", "zero": 2,
-              "zero_shard_size": 8}  # fmt: skip
+    layout = {
+        "framework": "torchtitan",
+        "pp": 2,
+        "vpp": 2,
+        "dp": 8,
+        "num_micro_batches": 4,
+        "schedule": "zb-v",
+        "zero": 2,
+        "zero_shard_size": 8,
+    }
     _, last, _ = exported("llama2_7b", 1, **layout)
     ways = Counter(item.additional for item in last.items if item.group == "pp_group")
     assert ways == {"recv_prev": 4, "send_next": 4, "recv_next": 4, "send_prev": 4}
@@ -254,9 +262,11 @@ def test_zero3_messages_of_every_unit_are_of_the_ranks_that_shard_it() -> None:
     items = [item for item in table.items if item.group in ("dp_group", "ep_dp_group")]
     number = Counter((item.group, item.kind) for item in items)
     assert number == {
-        ("dp_group", "all_gather"): 2 * 61 + 1 + 1, ("dp_group", "reduce_scatter"): 61 + 1 + 1,
-        ("ep_dp_group", "all_gather"): 2 * 58 + 1, ("ep_dp_group", "reduce_scatter"): 58 + 1,
-    }  # fmt: skip
+        ("dp_group", "all_gather"): 2 * 61 + 1 + 1,
+        ("dp_group", "reduce_scatter"): 61 + 1 + 1,
+        ("ep_dp_group", "all_gather"): 2 * 58 + 1,
+        ("ep_dp_group", "reduce_scatter"): 58 + 1,
+    }
     experts = 3 * 7168 * 2048 * 256 // 64 * 2  # of a layer on one rank, in 16 bits
     size = sum(int(str(item.size)) for item in items if (item.group, item.kind) == ("ep_dp_group", "reduce_scatter"))
     assert size == 59 * experts * solutions.problem.element_bytes.gradient / 2
@@ -271,16 +281,23 @@ def test_kernel_times_add_up_to_the_blocks_that_aicb_knows(model: str, layout: d
     attention, mlp = (sum(p.ns for p in block if not p.is_message) for block in split_blocks(stage.works[1].forward, False))
     cache = compute_cache(times)
     assert (cache["attention_forward"], cache["mlp_forward"]) == (pytest.approx(attention, abs=9), pytest.approx(mlp, abs=9))
-    ends = {name: sum(p.ns for work in stage.works if work.name == name for p in work.forward if not p.is_message)
-            for name in ("embedding", "head")}  # fmt: skip
+    ends = {
+        name: sum(p.ns for work in stage.works if work.name == name for p in work.forward if not p.is_message)
+        for name in ("embedding", "head")
+    }
     assert cache["Emb"] == pytest.approx(ends["embedding"], abs=2)
     assert cache["layernorm_post"] + cache["logit_time"] == pytest.approx(ends["head"], abs=2)
     assert cache["grad_forward"] + cache["grad_backward"] == pytest.approx(sum(p.ns for p in step.update), abs=2)
 
 
-@pytest.mark.parametrize("layout", [
-    DENSE, {"ep": 8, "dp": 16}, {"pp": 2, "dp": 8, "num_micro_batches": 4},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout",
+    [
+        DENSE,
+        {"ep": 8, "dp": 16},
+        {"pp": 2, "dp": 8, "num_micro_batches": 4},
+    ],
+)
 def test_exports_are_files_of_their_formats(layout: dict[str, int | str]) -> None:
     text, table, _ = exported("mixtral_8x7b" if "ep" in layout else "llama2_7b", **layout)
     assert parse_workload_text(workload_text(text), "x") == text

@@ -94,10 +94,13 @@ def test_the_starts_are_understood() -> None:
     assert compute_cache(parse_kernel_times(RAW, "x"))
 
 
-@pytest.mark.parametrize(("text", "rows", "chunks"), [
-    (f"{HEADER} 2 ga: None vpp: None all_gpus: 8\n1\na -1 1 NONE 0 1 NONE 0 1 NONE 0 1", 1, 0),
-    (f"{HEADER} 2 all_gpus: 8 mode: None x: ?\n0", 0, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "rows", "chunks"),
+    [
+        (f"{HEADER} 2 ga: None vpp: None all_gpus: 8\n1\na -1 1 NONE 0 1 NONE 0 1 NONE 0 1", 1, 0),
+        (f"{HEADER} 2 all_gpus: 8 mode: None x: ?\n0", 0, None),
+    ],
+)
 def test_none_counts_as_nothing(text: str, rows: int, chunks: int | None) -> None:
     read_text(text)
     found = parse_workload_text(text, "x")
@@ -105,11 +108,14 @@ def test_none_counts_as_nothing(text: str, rows: int, chunks: int | None) -> Non
     assert found.header.value("all_gpus:") == 8
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (f"{HEADER} 2 ga: 2147483648\n0", "ga: is '2147483648'; it must be a whole number, 0 or more, below 2^31"),
-    (f"{HEADER} 2\n1\na --1 1 NONE 0 1 NONE 0 1 NONE 0 1", "column 2 is '--1'; it must be a whole number, -1 by custom"),
-    (f"{HEADER} 2 checkpoints: 1 {'9' * 30}\n0", "checkpoints: announces 1 rows; as many numbers of rows must follow it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{HEADER} 2 ga: 2147483648\n0", "ga: is '2147483648'; it must be a whole number, 0 or more, below 2^31"),
+        (f"{HEADER} 2\n1\na --1 1 NONE 0 1 NONE 0 1 NONE 0 1", "column 2 is '--1'; it must be a whole number, -1 by custom"),
+        (f"{HEADER} 2 checkpoints: 1 {'9' * 30}\n0", "checkpoints: announces 1 rows; as many numbers of rows must follow it"),
+    ],
+)
 def test_numbers_that_no_program_holds(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_workload_text(text, "x")

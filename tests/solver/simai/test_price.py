@@ -33,10 +33,15 @@ def us(cost: CostModel, op: str, size: int, ranks: int, stride: int) -> float:
     return float(cost.network.collective(op, np.array([float(size)]), *place).seconds[0]) * 1e6
 
 
-@pytest.mark.parametrize("name", [
-    "gpt7b_tp2_pp1_ws4096_gbs8192_seq4096", "gpt175b_tp8_pp8_ws128_gbs32_seq2048_sp_aiobExample",
-    "mixtral8x7b_tp2_ep8_ws128_gbs128_seq2048_sp_aiobExample", "gpt13b_tp4_pp1_ws4_gbs2_seq4096_sp",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt7b_tp2_pp1_ws4096_gbs8192_seq4096",
+        "gpt175b_tp8_pp8_ws128_gbs32_seq2048_sp_aiobExample",
+        "mixtral8x7b_tp2_ep8_ws128_gbs128_seq2048_sp_aiobExample",
+        "gpt13b_tp4_pp1_ws4_gbs2_seq4096_sp",
+    ],
+)
 def test_the_left_column_is_the_step_of_simai_analytical(name: str, h100_model: CostModel) -> None:
     workload = parse_workload_text(text_of(name), name)
     gpus = workload.header.value("all_gpus:")
@@ -79,13 +84,16 @@ def test_rows_that_should_not_be_there_or_are_of_another_group(h100_model: CostM
         assert term(found, name).ours == 0 < term(found, name).simai
 
 
-@pytest.mark.parametrize(("name", "forward", "back", "mirror"), [
-    ("attention_layer", "ALLREDUCE", "NONE 0", "all_reduce"),
-    ("mlp_column", "ALLGATHER", f"REDUCESCATTER {0}", "reduce_scatter"),
-    ("mlp_row", "REDUCESCATTER", "NONE 0", "all_gather"),
-    ("attention_row", "REDUCESCATTER", f"ALLGATHER {GIB}", ""),
-    ("mlp_moelayer", "ALLGATHER", "NONE 0", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "forward", "back", "mirror"),
+    [
+        ("attention_layer", "ALLREDUCE", "NONE 0", "all_reduce"),
+        ("mlp_column", "ALLGATHER", f"REDUCESCATTER {0}", "reduce_scatter"),
+        ("mlp_row", "REDUCESCATTER", "NONE 0", "all_gather"),
+        ("attention_row", "REDUCESCATTER", f"ALLGATHER {GIB}", ""),
+        ("mlp_moelayer", "ALLGATHER", "NONE 0", ""),
+    ],
+)
 def test_backward_messages_that_the_file_lacks(name: str, forward: str, back: str, mirror: str, h100_model: CostModel) -> None:
     found = prices(small(f"{name} -1 0 {forward} {GIB} 0 {back} 0 NONE 0 100"), MACHINE, h100_model, NODE, 16)
     lost = [one for one in found.terms if one.name == "backward messages that are lost"]

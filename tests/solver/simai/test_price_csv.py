@@ -26,11 +26,16 @@ def seconds(cost: CostModel, op: str, size: int, ranks: int, stride: int) -> flo
 def test_items_of_a_step_by_group_and_kind(h100_model: CostModel) -> None:
     setup = (Item("all_reduce", "tp_group", 1 << 30, "init", 4), END)
     step = (
-        Item("all_reduce", "tp_group", 1 << 20, "forward", 4), Item("computation", None, None, "forward", elapsed=5e6),
-        Item("all_to_all", "ep_group", 1 << 21, "forward"), Item("reduce_scatter", "dp_group", 1 << 30, "step", 8),
-        Item("isend", "pp_group", 1 << 22, "forward_step", 1), Item("barrier", "all", None, "step"),
-        Item("broadcast", "ep_dp_group", 1 << 23, "step"), Item("all_gather", "embedding_group", 0, "step"), END,
-    )  # fmt: skip
+        Item("all_reduce", "tp_group", 1 << 20, "forward", 4),
+        Item("computation", None, None, "forward", elapsed=5e6),
+        Item("all_to_all", "ep_group", 1 << 21, "forward"),
+        Item("reduce_scatter", "dp_group", 1 << 30, "step", 8),
+        Item("isend", "pp_group", 1 << 22, "forward_step", 1),
+        Item("barrier", "all", None, "step"),
+        Item("broadcast", "ep_dp_group", 1 << 23, "step"),
+        Item("all_gather", "embedding_group", 0, "step"),
+        END,
+    )
     workload = CsvWorkload((*setup, *step, *step))
     found = {(line.group, line.kind): line for line in table_prices(workload, h100_model, 8, ep=2)}
     assert group_sizes(workload, 2) == GroupSizes(tp=4, dp=8, pp=2, ep=2)

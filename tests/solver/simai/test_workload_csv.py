@@ -62,8 +62,9 @@ def test_sections_of_other_ranks() -> None:
     whole = f"[rank0 ~ rank15]\n{HEAD}\n{LINE}\n[rank16 ~ rank31]\n{HEAD}\n{LINE}\n{LINE}\n"
     workload = parse_workload_csv(whole, "x")
     assert [(part.ranks, len(part.items)) for part in (workload, *workload.others)] == [
-        ("[rank0 ~ rank15]", 1), ("[rank16 ~ rank31]", 2),
-    ]  # fmt: skip
+        ("[rank0 ~ rank15]", 1),
+        ("[rank16 ~ rank31]", 2),
+    ]
     assert workload_csv(workload) == whole
     bare = f"{HEAD}\n{LINE}\n[rank16 ~ rank31]\n{LINE}\n"
     assert workload_csv(parse_workload_csv(bare, "x")) == bare
@@ -71,22 +72,30 @@ def test_sections_of_other_ranks() -> None:
         parse_workload_csv(bare + LINE.replace("all_reduce", "sum"), "x")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "x, line 1: has no column comm_type; a Workload CSV starts with comm_type,comm_group"),
-    (HEAD.replace("stage", "stages"), "x, line 1: has no column stage;"),
-    (HEAD + ",extra", "x, line 1: has an unknown column 'extra'; known are"),
-    (HEAD + ",stage", "x, line 1: has a column twice"),
-    (f"[rank0]\n{HEAD}\n{LINE},1", "x, line 3: has 13 cells; the header line has 12"),
-    (f"{HEAD}\n{LINE.replace('all_reduce', 'all_reduced')}",
-     "x, line 2: comm_type is 'CommType.all_reduced' (did you mean 'all_reduce'?); it must be CommType. and one of"),
-    (f"{HEAD}\n{LINE}\n{LINE.replace('dp_group', 'world')}", "x, line 3: comm_group is 'CommGroup.world'; it must be"),
-    (f"{HEAD}\n{LINE.replace('CommGroup.dp_group', 'None')}", "x, line 2: comm_group is None; all_reduce needs a group"),
-    (f"{HEAD}\n{LINE.replace('1024', '-4')}", "x, line 2: msg_size is '-4'; it must be a number that is not negative, or None"),
-    (f"{HEAD}\n{LINE.replace('1024', '((4 4)')}", "x, line 2: msg_size is '((4 4)'; it must be"),
-    (f"{HEAD}\n{LINE.replace('1024', 'nan')}", "x, line 2: msg_size is 'nan'; it must be"),
-    (f"{HEAD}\n{LINE}\n{'x' * 200_000}", "x: is no CSV after line 1 (field larger than field limit (131072));"),
-    ("Traceback (most recent call last):\n", "x: holds a Python traceback, not an AICB Workload CSV; the program that"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x, line 1: has no column comm_type; a Workload CSV starts with comm_type,comm_group"),
+        (HEAD.replace("stage", "stages"), "x, line 1: has no column stage;"),
+        (HEAD + ",extra", "x, line 1: has an unknown column 'extra'; known are"),
+        (HEAD + ",stage", "x, line 1: has a column twice"),
+        (f"[rank0]\n{HEAD}\n{LINE},1", "x, line 3: has 13 cells; the header line has 12"),
+        (
+            f"{HEAD}\n{LINE.replace('all_reduce', 'all_reduced')}",
+            "x, line 2: comm_type is 'CommType.all_reduced' (did you mean 'all_reduce'?); it must be CommType. and one of",
+        ),
+        (f"{HEAD}\n{LINE}\n{LINE.replace('dp_group', 'world')}", "x, line 3: comm_group is 'CommGroup.world'; it must be"),
+        (f"{HEAD}\n{LINE.replace('CommGroup.dp_group', 'None')}", "x, line 2: comm_group is None; all_reduce needs a group"),
+        (
+            f"{HEAD}\n{LINE.replace('1024', '-4')}",
+            "x, line 2: msg_size is '-4'; it must be a number that is not negative, or None",
+        ),
+        (f"{HEAD}\n{LINE.replace('1024', '((4 4)')}", "x, line 2: msg_size is '((4 4)'; it must be"),
+        (f"{HEAD}\n{LINE.replace('1024', 'nan')}", "x, line 2: msg_size is 'nan'; it must be"),
+        (f"{HEAD}\n{LINE}\n{'x' * 200_000}", "x: is no CSV after line 1 (field larger than field limit (131072));"),
+        ("Traceback (most recent call last):\n", "x: holds a Python traceback, not an AICB Workload CSV; the program that"),
+    ],
+)
 def test_wrong_files_are_refused_with_their_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_workload_csv(text, "x")
@@ -99,9 +108,20 @@ SHAPES = st.builds(
 )
 TEXT = st.text(st.characters(codec="ascii", exclude_categories=("C", "Z")), max_size=9)
 ITEMS = st.builds(
-    Item, st.sampled_from(KINDS), st.sampled_from(GROUPS), NUMBERS | SHAPES, TEXT, NUMBERS, TEXT, TEXT, TEXT, NUMBERS, NUMBERS,
-    NUMBERS, NUMBERS,
-)  # fmt: skip
+    Item,
+    st.sampled_from(KINDS),
+    st.sampled_from(GROUPS),
+    NUMBERS | SHAPES,
+    TEXT,
+    NUMBERS,
+    TEXT,
+    TEXT,
+    TEXT,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+)
 
 
 @settings(max_examples=60, deadline=None)

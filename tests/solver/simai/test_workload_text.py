@@ -46,19 +46,24 @@ def test_the_passes_of_a_row_and_their_groups() -> None:
     assert row == Row("a", Pass(1, "NONE", 0), Pass(2, "ALLREDUCE_EP", 3), Pass(4, "REDUCESCATTER_DP_EP", 5), 100)
     assert row.compute == 7
     assert [row.input_grad.group(Group.TP), row.weight_grad.group(Group.DP), row.forward.group(Group.TP)] == [
-        Group.EP, Group.DP_EP, Group.NONE,
-    ]  # fmt: skip
+        Group.EP,
+        Group.DP_EP,
+        Group.NONE,
+    ]
 
 
-@pytest.mark.parametrize(("word", "collective", "group"), [
-    ("NONE", Collective.NONE, Group.NONE),
-    ("ALLGATHER", Collective.ALL_GATHER, Group.TP),
-    ("ALLTOALL_EP", Collective.ALL_TO_ALL, Group.EP),
-    ("ALLREDUCE_DP_EP", Collective.ALL_REDUCE, Group.DP_EP),
-    ("ALLREDUCEALLTOALL", Collective.ALL_REDUCE, Group.NONE),  # the prefix that SimAI compares first
-    ("REDUCESCATTER_PP", Collective.REDUCE_SCATTER, Group.NONE),
-    ("BROADCAST", Collective.NONE, Group.NONE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "collective", "group"),
+    [
+        ("NONE", Collective.NONE, Group.NONE),
+        ("ALLGATHER", Collective.ALL_GATHER, Group.TP),
+        ("ALLTOALL_EP", Collective.ALL_TO_ALL, Group.EP),
+        ("ALLREDUCE_DP_EP", Collective.ALL_REDUCE, Group.DP_EP),
+        ("ALLREDUCEALLTOALL", Collective.ALL_REDUCE, Group.NONE),  # the prefix that SimAI compares first
+        ("REDUCESCATTER_PP", Collective.REDUCE_SCATTER, Group.NONE),
+        ("BROADCAST", Collective.NONE, Group.NONE),
+    ],
+)
 def test_words_by_prefix_and_suffix(word: str, collective: Collective, group: Group) -> None:
     assert (Pass(0, word, 1).collective, Pass(0, word, 1).group(Group.TP)) == (collective, group)
 
@@ -96,30 +101,42 @@ def test_a_policy_for_each_row() -> None:
         parse_workload_text(f"{CUSTOMIZED}\n1\n{ROW} DATE", "x")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "x, line 1: is empty; it must start with a policy such as HYBRID_TRANSFORMER_FWD_IN_BCKWD"),
-    ("HYBRID_TRANSFORMR 1", "starts with 'HYBRID_TRANSFORMR' (did you mean 'HYBRID_TRANSFORMER'?); a SIMAI_workload starts"),
-    (f"{HEADER} 2 ep 4\n0", "x, line 1: 'ep' is no key (did you mean 'ep:'?); keys end in a colon, as in ep: 8"),
-    (f"{HEADER} 2 ep:", "x, line 1: ep: has no value; a number must follow it"),
-    (f"{HEADER} two\n0", "x, line 1: model_parallel_NPU_group: is 'two'; it must be a whole number, 1 or more"),
-    (f"{HEADER} 0\n0", "model_parallel_NPU_group: is '0'; it must be a whole number, 1 or more"),
-    (f"{HEADER} 2 ga: 1 ga: 2\n0", "x, line 1: ga is given twice; give it once"),
-    (f"{HEADER} 2 pp_comm 1 pp_comm: 2\n0", "x, line 1: pp_comm is given twice; give it once"),
-    (f"{HEADER} 2 checkpoints: 3 1 2\n0", "checkpoints: announces 3 rows; as many numbers of rows must follow it"),
-    ("HYBRID_TRANSFORMER ep: 2\n0", "states no model_parallel_NPU_group:, the tensor-parallel size; add it"),
-    (f"{HEADER} 2\n\n", "x, line 2: the number of rows is ''; it must be a whole number, 0 or more"),
-    (f"{HEADER} 2\n2\n{ROW}", "x, line 2: states 2 rows, but 1 follow; they must agree"),
-    (f"{HEADER} 2\n1\n{ROW} 1", "x, line 3: has 13 columns; a row has 12, from a name to a process time"),
-    (f"{HEADER} 2\n1\n\n{ROW.replace('-1', 'x')}", "x, line 4: column 2 is 'x'; it must be a whole number, -1 by custom"),
-    (f"{HEADER} 2\n1\n{ROW.replace(' 3 ', ' 3.5 ')}", "x, line 3: column 8 (bytes) is '3.5'; it must be a whole number"),
-    (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' -7 ')}", "x, line 3: column 3 (compute) is '-7'; it must be a whole"),
-    (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' 1e400 ')}", "column 3 (compute) is '1e400'; it must be a whole number"),
-    (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'none')}", "x, line 3: column 4 is 'none'; it must be a communication such as NONE"),
-    (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'BROADCAST')}", "x, line 3: column 4 is 'BROADCAST'; it must be a communication"),
-    (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'ALREDUCE')}", "x, line 3: column 4 is 'ALREDUCE' (did you mean 'ALLREDUCE'?)"),
-    (f"{HEADER} 2\n1\n{ROW.replace(' 100', ' soon')}", "x, line 3: column 12 (process time) is 'soon'"),
-    ("usage: x\nTraceback (most recent call last):\n  File", "x: holds a Python traceback, not a SIMAI_workload text;"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x, line 1: is empty; it must start with a policy such as HYBRID_TRANSFORMER_FWD_IN_BCKWD"),
+        (
+            "HYBRID_TRANSFORMR 1",
+            "starts with 'HYBRID_TRANSFORMR' (did you mean 'HYBRID_TRANSFORMER'?); a SIMAI_workload starts",
+        ),
+        (f"{HEADER} 2 ep 4\n0", "x, line 1: 'ep' is no key (did you mean 'ep:'?); keys end in a colon, as in ep: 8"),
+        (f"{HEADER} 2 ep:", "x, line 1: ep: has no value; a number must follow it"),
+        (f"{HEADER} two\n0", "x, line 1: model_parallel_NPU_group: is 'two'; it must be a whole number, 1 or more"),
+        (f"{HEADER} 0\n0", "model_parallel_NPU_group: is '0'; it must be a whole number, 1 or more"),
+        (f"{HEADER} 2 ga: 1 ga: 2\n0", "x, line 1: ga is given twice; give it once"),
+        (f"{HEADER} 2 pp_comm 1 pp_comm: 2\n0", "x, line 1: pp_comm is given twice; give it once"),
+        (f"{HEADER} 2 checkpoints: 3 1 2\n0", "checkpoints: announces 3 rows; as many numbers of rows must follow it"),
+        ("HYBRID_TRANSFORMER ep: 2\n0", "states no model_parallel_NPU_group:, the tensor-parallel size; add it"),
+        (f"{HEADER} 2\n\n", "x, line 2: the number of rows is ''; it must be a whole number, 0 or more"),
+        (f"{HEADER} 2\n2\n{ROW}", "x, line 2: states 2 rows, but 1 follow; they must agree"),
+        (f"{HEADER} 2\n1\n{ROW} 1", "x, line 3: has 13 columns; a row has 12, from a name to a process time"),
+        (f"{HEADER} 2\n1\n\n{ROW.replace('-1', 'x')}", "x, line 4: column 2 is 'x'; it must be a whole number, -1 by custom"),
+        (f"{HEADER} 2\n1\n{ROW.replace(' 3 ', ' 3.5 ')}", "x, line 3: column 8 (bytes) is '3.5'; it must be a whole number"),
+        (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' -7 ')}", "x, line 3: column 3 (compute) is '-7'; it must be a whole"),
+        (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' 1e400 ')}", "column 3 (compute) is '1e400'; it must be a whole number"),
+        (
+            f"{HEADER} 2\n1\n{ROW.replace('NONE', 'none')}",
+            "x, line 3: column 4 is 'none'; it must be a communication such as NONE",
+        ),
+        (
+            f"{HEADER} 2\n1\n{ROW.replace('NONE', 'BROADCAST')}",
+            "x, line 3: column 4 is 'BROADCAST'; it must be a communication",
+        ),
+        (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'ALREDUCE')}", "x, line 3: column 4 is 'ALREDUCE' (did you mean 'ALLREDUCE'?)"),
+        (f"{HEADER} 2\n1\n{ROW.replace(' 100', ' soon')}", "x, line 3: column 12 (process time) is 'soon'"),
+        ("usage: x\nTraceback (most recent call last):\n  File", "x: holds a Python traceback, not a SIMAI_workload text;"),
+    ],
+)
 def test_what_simai_would_misread_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse_workload_text(text, "x")

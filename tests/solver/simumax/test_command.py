@@ -35,8 +35,23 @@ def test_estimate(estimated: Any, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
-    arguments = ["--system", str(DATA / "a100_pcie.json"), "--search", "--json", str(out), "--tp_search_list", "1", "2",
-                 "--pp_search_list", "1", "2", "--recompute_search_type", "no_recompute", "--gmi_error", "20"]  # fmt: skip
+    arguments = [
+        "--system",
+        str(DATA / "a100_pcie.json"),
+        "--search",
+        "--json",
+        str(out),
+        "--tp_search_list",
+        "1",
+        "2",
+        "--pp_search_list",
+        "1",
+        "2",
+        "--recompute_search_type",
+        "no_recompute",
+        "--gmi_error",
+        "20",
+    ]
     assert main([*FILES, *arguments]) == 0
     found = json.loads(out.read_text())
     assert found["best_strategy"]["iter_time"] == min(found["all_search_result"]["iter_time"])
@@ -65,16 +80,25 @@ def by_its_calls(case: Case) -> PerfLLM:
     model, layout, perf = case.model, case.strategy, PerfLLM()
     perf.configure(
         strategy_config={
-            "seq_len": layout.seq_len, "micro_batch_size": layout.micro_batch_size, "world_size": layout.world_size,
-            "micro_batch_num": layout.num_micro_batches, "tp_size": layout.tp, "pp_size": layout.pp,
+            "seq_len": layout.seq_len,
+            "micro_batch_size": layout.micro_batch_size,
+            "world_size": layout.world_size,
+            "micro_batch_num": layout.num_micro_batches,
+            "tp_size": layout.tp,
+            "pp_size": layout.pp,
         },
         model_config={
-            "hidden_size": model.hidden_size, "head_num": model.num_attention_heads, "kv_head_num": model.num_key_value_heads,
-            "head_size": model.head_dim, "intermediate_size": model.intermediate_size, "layer_num": model.num_hidden_layers,
-            "vocab_size": model.padded_vocab_size, "padded_vocab_size": False,
+            "hidden_size": model.hidden_size,
+            "head_num": model.num_attention_heads,
+            "kv_head_num": model.num_key_value_heads,
+            "head_size": model.head_dim,
+            "intermediate_size": model.intermediate_size,
+            "layer_num": model.num_hidden_layers,
+            "vocab_size": model.padded_vocab_size,
+            "padded_vocab_size": False,
         },
         system_config=case.hardware,
-    )  # fmt: skip
+    )
     perf.run_estimate()
     return perf
 

@@ -19,10 +19,17 @@ GIB = 2.0**30
 def found(perf: PerfLLM, **changes: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     every: dict[str, list[Any]] = {}
     arguments = {
-        "world_size": 8, "gmi_error": 10, "micro_batch_size": 1, "global_batch_size": 32, "all_search_result": every,
-        "tp_search_list": [1, 2, 4], "ep_search_list": [1], "pp_search_list": [1, 2], "recompute_search_type": ["no_recompute"],
+        "world_size": 8,
+        "gmi_error": 10,
+        "micro_batch_size": 1,
+        "global_batch_size": 32,
+        "all_search_result": every,
+        "tp_search_list": [1, 2, 4],
+        "ep_search_list": [1],
+        "pp_search_list": [1, 2],
+        "recompute_search_type": ["no_recompute"],
         "verbose": False,
-    }  # fmt: skip
+    }
     return perf.search_best_parallel_strategy(**{**arguments, **changes}), every
 
 
@@ -40,9 +47,12 @@ def test_finds_what_pricing_one_by_one_finds(configured: Any) -> None:
         if layers > 32 // pp:
             continue
         other = configured(
-            tp_size=tp, pp_size=pp, micro_batch_num=32 * tp * pp // 8, recompute_layer_num=layers,
+            tp_size=tp,
+            pp_size=pp,
+            micro_batch_num=32 * tp * pp // 8,
+            recompute_layer_num=layers,
             recompute_granularity="full_block" if layers else None,
-        )  # fmt: skip
+        )
         other.run_estimate()
         peak = max(other.get_pp_stage_peak_mem(other.analysis_mem(), "peak_mem_with_reserved", toG=True).values())
         if peak <= 79.25 - 10:

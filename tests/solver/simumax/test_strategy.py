@@ -17,8 +17,14 @@ from solver.simumax import ModelConfig, StrategyConfig, SystemConfig
 BASE = {"seq_len": 4096, "micro_batch_size": 1, "micro_batch_num": 8, "world_size": 64, "tp_size": 2, "pp_size": 2}
 DENSE = {"hidden_size": 4096, "head_num": 32, "kv_head_num": 8, "intermediate_size": 14336, "layer_num": 32, "vocab_size": 1000}
 EXPERTS = {**DENSE, "expert_num": 8, "topk": 2}
-LATENT = {**EXPERTS, "attention_type": "mla", "kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64,
-          "v_head_dim": 128}  # fmt: skip
+LATENT = {
+    **EXPERTS,
+    "attention_type": "mla",
+    "kv_lora_rank": 512,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+}
 
 
 def layout(model: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -63,10 +69,21 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 #: Read fields that are tested with others below.
 _TOGETHER = {
-    "ep_size", "etp_size", "moe_dispatcher_policy", "microbatch_group_size_per_vp_stage", "enable_recompute", "mem_factor",
-    "recompute_granularity", "recompute_layer_num", "attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute",
-    "megatron_recompute", "megatron_recompute_modules",
-}  # fmt: skip
+    "ep_size",
+    "etp_size",
+    "moe_dispatcher_policy",
+    "microbatch_group_size_per_vp_stage",
+    "enable_recompute",
+    "mem_factor",
+    "recompute_granularity",
+    "recompute_layer_num",
+    "attn_recompute",
+    "mla_rms_recompute",
+    "mlp_recompute",
+    "mlp_rms_recompute",
+    "megatron_recompute",
+    "megatron_recompute_modules",
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -168,25 +185,39 @@ def test_whole_layers_recomputed() -> None:
 def test_experts() -> None:
     found = layout({**EXPERTS, "capacity": 2, "group_linear_mode": "sequential"}, ep_size=4, etp_size=2)
     assert {key: found[key] for key in ("ep", "etp", "moe_capacity_factor", "moe_grouped_gemm", "moe_dispatcher")} == {
-        "ep": 4, "etp": 2, "moe_capacity_factor": 2.0, "moe_grouped_gemm": False, "moe_dispatcher": "alltoall",
-    }  # fmt: skip
+        "ep": 4,
+        "etp": 2,
+        "moe_capacity_factor": 2.0,
+        "moe_grouped_gemm": False,
+        "moe_dispatcher": "alltoall",
+    }
     assert layout(etp_size=2) == layout()  # there is nothing to split
     dropless = layout({**EXPERTS, "moe_pad_expert_input_to_capacity": False}, moe_dispatcher_policy="all2all-seq")
     assert dropless["moe_capacity_factor"] == 0.0
 
 
 def test_notes_say_what_is_priced_otherwise() -> None:
-    read = layout_of(StrategyConfig(**BASE, zero_state=3, **selective(attn_recompute=True, mla_rms_recompute=True)),
-                     ModelConfig(**EXPERTS))  # fmt: skip
+    read = layout_of(
+        StrategyConfig(**BASE, zero_state=3, **selective(attn_recompute=True, mla_rms_recompute=True)), ModelConfig(**EXPERTS)
+    )
     assert [note.split()[0] for note in read.notes] == ["both", "zero_state", "dispatch_probs"]
     assert not layout_of(StrategyConfig(**BASE, dispatch_probs=True), ModelConfig(**EXPERTS)).notes
 
 
 def test_model_fields() -> None:
-    spec = model_of(ModelConfig(
-        **{**LATENT, "q_lora_rank": 256, "dense_layers": 2, "moe_ffn_hidden_size": 100, "use_swiglu": False,
-           "moe_shared_expert_intermediate_size": 200, "model_name": "m"}
-    ))  # fmt: skip
+    spec = model_of(
+        ModelConfig(
+            **{
+                **LATENT,
+                "q_lora_rank": 256,
+                "dense_layers": 2,
+                "moe_ffn_hidden_size": 100,
+                "use_swiglu": False,
+                "moe_shared_expert_intermediate_size": 200,
+                "model_name": "m",
+            }
+        )
+    )
     assert (spec.name, spec.num_hidden_layers, spec.first_k_dense_replace, spec.gated_mlp) == ("m", 32, 2, False)
     assert (spec.num_experts, spec.num_experts_per_tok, spec.moe_intermediate_size) == (8, 2, 100)
     assert (spec.shared_expert_intermediate_size, spec.q_lora_rank, spec.kv_lora_rank) == (200, 256, 512)

@@ -29,19 +29,30 @@ LINK = {"scale": 1, "offset": -1}
 NETWORK = {
     "processor_usage": 0.0,
     "bandwidth": {"efficient_factor": 0.8, "gbps": 300, "latency_us": 10, "fixed_latency": 2},
-    "op": {"all_reduce": {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 4, "fixed_latency_us": 7},
-           "all_gather": LINK, "reduce_scatter": {**LINK, "fixed_latency_us_by_comm_num": {"4": 30}}, "all2all": LINK,
-           "p2p": {"scale": 1, "offset": 0}},
-}  # fmt: skip
+    "op": {
+        "all_reduce": {"scale": 2, "offset": -1, "efficient_factor": 0.5, "latency_us": 4, "fixed_latency_us": 7},
+        "all_gather": LINK,
+        "reduce_scatter": {**LINK, "fixed_latency_us_by_comm_num": {"4": 30}},
+        "all2all": LINK,
+        "p2p": {"scale": 1, "offset": 0},
+    },
+}
 #: Without a list of shapes, and with links of its own inside a node.
 PLAIN: dict[str, Any] = {
-    "sys_name": "plain", "num_per_node": 8,
-    "accelerator": {"backend": "cuda", "mem_gbs": 80, "mode": "roofline",
-                    "op": {"default": {"tflops": 300, "efficient_factor": 0.6}},
-                    "bandwidth": {"default": {"efficient_factor": 0.9, "gbps": 1500, "latency_us": 20},
-                                  "ce_fusion": {"efficient_factor": 0.3, "gbps": 1500, "latency_us": 30}}},
+    "sys_name": "plain",
+    "num_per_node": 8,
+    "accelerator": {
+        "backend": "cuda",
+        "mem_gbs": 80,
+        "mode": "roofline",
+        "op": {"default": {"tflops": 300, "efficient_factor": 0.6}},
+        "bandwidth": {
+            "default": {"efficient_factor": 0.9, "gbps": 1500, "latency_us": 20},
+            "ce_fusion": {"efficient_factor": 0.3, "gbps": 1500, "latency_us": 30},
+        },
+    },
     "networks": {"high_intra_node": NETWORK, "inter_node": NETWORK},
-}  # fmt: skip
+}
 
 
 def cost_of(plain: dict[str, Any]) -> CostModel:
@@ -124,8 +135,9 @@ def test_memory(plain: CostModel, a100: CostModel) -> None:
     )
     assert plain.device.peak_flops == {"bf16": 300e12}
     assert cost_of(changed("accelerator/op/fp8_matmul", {"tflops": 600, "efficient_factor": 0.5})).device.peak_flops == {
-        "bf16": 312e12, "fp8": 600e12,
-    }  # fmt: skip
+        "bf16": 312e12,
+        "fp8": 600e12,
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -197,9 +209,13 @@ def test_between_two_nodes(plain: CostModel) -> None:
 def test_a_changed_file_is_another_profile() -> None:
     digests = {
         profile_of(SystemConfig(**plain)).digest
-        for plain in (A100, changed("accelerator/mem_gbs", 40), changed("accelerator/op/default/tflops", 310),
-                      changed("networks/inter_node/bandwidth/gbps", 50))
-    }  # fmt: skip
+        for plain in (
+            A100,
+            changed("accelerator/mem_gbs", 40),
+            changed("accelerator/op/default/tflops", 310),
+            changed("networks/inter_node/bandwidth/gbps", 50),
+        )
+    }
     assert len(digests) == 4
     assert profile_of(SystemConfig(**copy.deepcopy(A100))).digest in digests
 
@@ -271,8 +287,13 @@ def test_older_files_have_one_class_of_kernels() -> None:
 
 def test_what_changes_nothing() -> None:
     base = profile_of(SystemConfig(**A100)).digest
-    for path, value in (("accelerator/backend", "musa"), ("networks/inter_node/processor_usage", 0.3), ("_notes", "a remark"),
-                        ("networks/low_intra_node", NETWORK), ("accelerator/_source", "measured")):  # fmt: skip
+    for path, value in (
+        ("accelerator/backend", "musa"),
+        ("networks/inter_node/processor_usage", 0.3),
+        ("_notes", "a remark"),
+        ("networks/low_intra_node", NETWORK),
+        ("accelerator/_source", "measured"),
+    ):
         assert profile_of(SystemConfig(**changed(path, value))).digest == base, path
     with pytest.raises(InputError, match="system field 'racks' is not known"):
         SystemConfig(**{**A100, "racks": 2})

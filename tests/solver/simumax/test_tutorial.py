@@ -24,15 +24,29 @@ from solver.step.solutions import Solutions
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "simumax.md").read_text(encoding="utf-8")
 LLAMA = ModelSpec(
-    name="llama3_8b", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, vocab_size=128257,
-)  # fmt: skip
+    name="llama3_8b",
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128257,
+)
 LAYOUT = {
     "framework": "megatron-core-0.12, transformer-engine 2.2",
-    "tp": 1, "pp": 2, "tp_mode": "mtp", "zero": 1, "grad_dtype": "fp32",
-    "num_micro_batches": 8, "overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": False,
-    "dropout": False, "gradient_accumulation_fusion": True,
-}  # fmt: skip
+    "tp": 1,
+    "pp": 2,
+    "tp_mode": "mtp",
+    "zero": 1,
+    "grad_dtype": "fp32",
+    "num_micro_batches": 8,
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "cross_entropy_fusion": False,
+    "dropout": False,
+    "gradient_accumulation_fusion": True,
+}
 
 
 @pytest.fixture(scope="module")

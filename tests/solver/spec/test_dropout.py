@@ -12,11 +12,14 @@ from solver.spec.strategy import Strategy
 @pytest.mark.parametrize(
     ("framework", "attention", "gated", "stated", "applied"),
     [
-        ("megatron-deepspeed", "unfused", False, None, True), ("megatron-deepspeed", "flash", False, None, False),
-        ("megatron-deepspeed", "unfused", True, None, False), ("megatron-deepspeed", "unfused", True, True, True),
-        ("megatron-core", "flash", False, True, True), ("internevo", "unfused", False, None, False),
+        ("megatron-deepspeed", "unfused", False, None, True),
+        ("megatron-deepspeed", "flash", False, None, False),
+        ("megatron-deepspeed", "unfused", True, None, False),
+        ("megatron-deepspeed", "unfused", True, True, True),
+        ("megatron-core", "flash", False, True, True),
+        ("internevo", "unfused", False, None, False),
     ],
-)  # fmt: skip
+)
 def test_dropout(framework: str, attention: str, gated: bool, stated: bool | None, applied: bool) -> None:
     run = Strategy(world_size=1, seq_len=64, framework=framework, attention=attention, dropout=stated)
     assert applies_dropout(TINY.replace(gated_mlp=gated), run) is applied

@@ -25,13 +25,17 @@ MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value head
     ("seq_len", "cp", "split", "divides"),
     [
         (33, 1, 1, True),  # one rank takes any sequence
-        (256, 1, 2, True), (254, 1, 2, False),  # 128 tokens for each rank, and one less
+        (256, 1, 2, True),
+        (254, 1, 2, False),  # 128 tokens for each rank, and one less
         (257, 1, 2, False),  # an odd one out
-        (260, 2, 1, True), (258, 2, 1, False),  # two context ranks cut a causal sequence into four chunks
-        (1040, 2, 4, True), (1032, 2, 4, False),  # each chunk is shared by four tensor ranks: multiples of 16
-        (1536, 3, 4, True), (1548, 3, 4, False),  # multiples of 24
+        (260, 2, 1, True),
+        (258, 2, 1, False),  # two context ranks cut a causal sequence into four chunks
+        (1040, 2, 4, True),
+        (1032, 2, 4, False),  # each chunk is shared by four tensor ranks: multiples of 16
+        (1536, 3, 4, True),
+        (1548, 3, 4, False),  # multiples of 24
     ],
-)  # fmt: skip
+)
 def test_sequences(seq_len: int, cp: int, split: int, divides: bool) -> None:
     assert sequence_divides(seq_len, cp, split) == divides
 
@@ -71,10 +75,15 @@ def test_heads_are_sharded_or_replicated_evenly() -> None:
 
 def staged(pp: int, first: int = 0, last: int = 0, vpp: int = 1, counts: tuple[bool, bool] = (False, False)) -> Strategy:
     return Strategy(
-        world_size=pp, seq_len=64, pp=pp, vpp=vpp, num_layers_in_first_pipeline_stage=first,
-        num_layers_in_last_pipeline_stage=last, account_for_embedding_in_pipeline_split=counts[0],
+        world_size=pp,
+        seq_len=64,
+        pp=pp,
+        vpp=vpp,
+        num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last,
+        account_for_embedding_in_pipeline_split=counts[0],
         account_for_loss_in_pipeline_split=counts[1],
-    )  # fmt: skip
+    )
 
 
 def test_what_a_framework_can_run() -> None:
@@ -114,8 +123,10 @@ def test_what_a_framework_can_run() -> None:
         ({"dp": 2, "pp": 4, "vpp": 3, "num_micro_batches": 4}, "of 4 pipeline stages into 3 chunks each"),
         ({"dp": 2, "pp": 4, "vpp": 2, "num_micro_batches": 6}, "multiples of pp 4, not 6"),
         ({"dp": 8, "vpp": 2}, "interleaves pipeline stages, but pp is 1"),
-        ({"dp": 1, "pp": 8, "num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1},
-         "leave too few of 8"),
+        (
+            {"dp": 1, "pp": 8, "num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1},
+            "leave too few of 8",
+        ),
         ({"dp": 8, "recompute_layers": 9}, "more than the model's 8 layers"),
         ({"dp": 8, "wp": 2}, "needs tp_mode isp"),
         ({"dp": 8, "wp": 3, "tp_mode": "isp"}, "wp 3 does not divide the 8 ranks"),
@@ -124,7 +135,7 @@ def test_what_a_framework_can_run() -> None:
         ({"dp": 4, "tp": 2, "zero_shard_size": 8}, "does not divide the 4 ranks that share parameters"),
         ({"dp": 4, "cp": 2, "seq_len": 1026}, r"seq_len 1026 cannot be split by tp 1 \* cp 2"),
     ],
-)  # fmt: skip
+)
 def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_layout(MODEL, cluster_of(DEVICE), toy_layout(8, framework="internevo-2024", **layout))

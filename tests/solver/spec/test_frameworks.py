@@ -33,9 +33,16 @@ PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, 
 
 @pytest.mark.parametrize(
     ("layers", "pp", "first", "middle", "last"),
-    [(40, 1, 40, 40, 40), (40, 2, 21, 21, 19), (40, 4, 10, 11, 8), (40, 8, 5, 6, 3), (60, 2, 31, 31, 29), (60, 4, 15, 16, 13),
-     (60, 16, 3, 4, 1)],
-)  # fmt: skip
+    [
+        (40, 1, 40, 40, 40),
+        (40, 2, 21, 21, 19),
+        (40, 4, 10, 11, 8),
+        (40, 8, 5, 6, 3),
+        (60, 2, 31, 31, 29),
+        (60, 4, 15, 16, 13),
+        (60, 16, 3, 4, 1),
+    ],
+)
 def test_embedding_norm_and_head_count_as_items(layers: int, pp: int, first: int, middle: int, last: int) -> None:
     found = stage_layers_counting_ends(layers, np.array([pp]))
     assert (int(found.first[0]), int(found.middle[0]), int(found.last[0])) == (first, middle, last)
@@ -102,10 +109,18 @@ def test_norms_on_fp32_copies_move_more_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "offered"),
-    [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)), ("pytorch", (0, 1)),
-     ("profiler-train", (0, 1, 2, 3)), ("internevo", (0, 1, 3)), ("megatron-core", (0, 1)), ("nemo", (0, 1)),
-     ("megatron-lm-2021", (0,))],
-)  # fmt: skip
+    [
+        ("torchtitan", (0, 2, 3)),
+        ("fsdp", (0, 2, 3)),
+        ("fms-fsdp", (0, 2, 3)),
+        ("pytorch", (0, 1)),
+        ("profiler-train", (0, 1, 2, 3)),
+        ("internevo", (0, 1, 3)),
+        ("megatron-core", (0, 1)),
+        ("nemo", (0, 1)),
+        ("megatron-lm-2021", (0,)),
+    ],
+)
 def test_zero_stages_that_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
     problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework)
     assert sorted(set(all_layouts(problem, 8).zero.tolist())) == list(offered)
@@ -136,8 +151,15 @@ def test_a_run_means_the_release_of_its_time_and_a_search_the_newest() -> None:
     assert attention == [1, 2]
     names = ("internevo", "Megatron-LM", "Megatron", "nemo", "torchtitan", "nemo-24", "fsdp")
     newest = {name: release_for_search(name) for name in names}
-    assert newest == {"internevo": "internevo-2024", "Megatron-LM": "megatron-core-0.12", "Megatron": "megatron-core-0.12",
-                      "nemo": "nemo-25", "torchtitan": "torchtitan-2026-02", "nemo-24": "nemo-24", "fsdp": "fsdp"}  # fmt: skip
+    assert newest == {
+        "internevo": "internevo-2024",
+        "Megatron-LM": "megatron-core-0.12",
+        "Megatron": "megatron-core-0.12",
+        "nemo": "nemo-25",
+        "torchtitan": "torchtitan-2026-02",
+        "nemo-24": "nemo-24",
+        "fsdp": "fsdp",
+    }
 
 
 def test_a_derived_release_changes_what_it_names_and_keeps_the_rest() -> None:
@@ -163,24 +185,49 @@ def test_every_release_differs_from_every_other() -> None:
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [("NVIDIA NeMo 25.02", "nemo-25"), ("nemo 24.07 (megatron-core)", "nemo-24"),
-     ("nemo 24.09/24.11", "nemo-24.09"), ("NeMo 24.12", "nemo-24.09"), ("nemo (megatron-core)", "nemo-24"),
-     ("Megatron Core r0.13", "megatron-core-0.12"),
-     ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"), ("Megatron-LM", "megatron-lm-2023"),
-     ("MegaScale", "nemo-24"), ("Megatron Core r0.8", "megatron-core-0.8"), ("Megatron-LM 2021", "megatron-lm-2021"),
-     ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
-     ("torchtitan (PyTorch FSDP2)", "torchtitan-2024-12"), ("pytorch fsdp2", "fsdp2"), ("PyTorch FSDP", "fsdp"),
-     ("Hugging Face accelerate (FSDP2)", "fsdp2"),
-     ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch-ddp"), ("GPT-NeoX", "megatron-deepspeed"),
-     ("llm-foundry/composer FSDP", "llm-foundry-2023"), ("internlm 0.1", "internevo-2023"), ("something else", "generic"),
-     ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch-ddp"),
-     ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
-     ("megatron-bridge 26.02", "megatron-bridge-26"), ("megatron-bridge 25.09", "megatron-bridge-25"),
-     ("nemo automodel (FSDP2, DTensor)", "nemo-automodel"), ("NeMo Framework 25.11", "nemo-25"),
-     ("torchtitan v0.1.0", "torchtitan-2025-06"), ("torchtune 0.5", "torchtitan-2025-06"), ("Megatron", "megatron-lm-2023"),
-     ("axolotl", "fsdp"), ("LLaMA-Factory (DeepSpeed ZeRO-3)", "transformers-deepspeed"), ("TRL (FSDP)", "fsdp"),
-     ("Megatron style FSDP", "fsdp")],
-)  # fmt: skip
+    [
+        ("NVIDIA NeMo 25.02", "nemo-25"),
+        ("nemo 24.07 (megatron-core)", "nemo-24"),
+        ("nemo 24.09/24.11", "nemo-24.09"),
+        ("NeMo 24.12", "nemo-24.09"),
+        ("nemo (megatron-core)", "nemo-24"),
+        ("Megatron Core r0.13", "megatron-core-0.12"),
+        ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"),
+        ("Megatron-LM", "megatron-lm-2023"),
+        ("MegaScale", "nemo-24"),
+        ("Megatron Core r0.8", "megatron-core-0.8"),
+        ("Megatron-LM 2021", "megatron-lm-2021"),
+        ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"),
+        ("Aleph Alpha scaling", "aleph-alpha-scaling"),
+        ("torchtitan (PyTorch FSDP2)", "torchtitan-2024-12"),
+        ("pytorch fsdp2", "fsdp2"),
+        ("PyTorch FSDP", "fsdp"),
+        ("Hugging Face accelerate (FSDP2)", "fsdp2"),
+        ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"),
+        ("pytorch ddp", "pytorch-ddp"),
+        ("GPT-NeoX", "megatron-deepspeed"),
+        ("llm-foundry/composer FSDP", "llm-foundry-2023"),
+        ("internlm 0.1", "internevo-2023"),
+        ("something else", "generic"),
+        ("PyTorch 2.4 FSDP", "fsdp"),
+        ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"),
+        ("PyTorch Lightning", "pytorch-ddp"),
+        ("Hugging Face accelerate", "fsdp"),
+        ("accelerated JAX", "generic"),
+        ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
+        ("megatron-bridge 26.02", "megatron-bridge-26"),
+        ("megatron-bridge 25.09", "megatron-bridge-25"),
+        ("nemo automodel (FSDP2, DTensor)", "nemo-automodel"),
+        ("NeMo Framework 25.11", "nemo-25"),
+        ("torchtitan v0.1.0", "torchtitan-2025-06"),
+        ("torchtune 0.5", "torchtitan-2025-06"),
+        ("Megatron", "megatron-lm-2023"),
+        ("axolotl", "fsdp"),
+        ("LLaMA-Factory (DeepSpeed ZeRO-3)", "transformers-deepspeed"),
+        ("TRL (FSDP)", "fsdp"),
+        ("Megatron style FSDP", "fsdp"),
+    ],
+)
 def test_a_name_means_the_framework_that_it_names_first(text: str, meant: str) -> None:
     assert framework_of(text).name == meant
 
@@ -188,9 +235,14 @@ def test_a_name_means_the_framework_that_it_names_first(text: str, meant: str) -
 @pytest.mark.parametrize("framework", [f.name for f in FRAMEWORKS])
 @pytest.mark.parametrize(
     "layout",
-    [{"zero": 1}, {"zero": 3}, {"zero": 0, "recompute": "full"}, {"pp": 2, "dp": 4, "num_micro_batches": 4},
-     {"tp": 2, "dp": 4, "recompute": "full"}],
-)  # fmt: skip
+    [
+        {"zero": 1},
+        {"zero": 3},
+        {"zero": 0, "recompute": "full"},
+        {"pp": 2, "dp": 4, "num_micro_batches": 4},
+        {"tp": 2, "dp": 4, "recompute": "full"},
+    ],
+)
 def test_explanations_add_up_under_every_framework(framework: str, layout: dict[str, Any]) -> None:
     shard = layout.get("dp", 8)
     found = tiny(framework, 8, zero_shard_size=shard, **layout)
@@ -210,8 +262,12 @@ def test_only_gemms_of_frameworks_that_fuse_it_add_to_fp32_gradients() -> None:
         return any(op.dims.get("accumulate") for op in ops)
 
     assert {name: adds(name) for name in ("megatron-core", "nanotron", "fsdp", "torchtitan", "pytorch")} == {
-        "megatron-core": True, "nanotron": False, "fsdp": False, "torchtitan": False, "pytorch": False,
-    }  # fmt: skip
+        "megatron-core": True,
+        "nanotron": False,
+        "fsdp": False,
+        "torchtitan": False,
+        "pytorch": False,
+    }
 
 
 def test_rings_of_nanotron_between_nodes_are_late() -> None:
@@ -289,9 +345,16 @@ def test_a_release_that_is_not_described_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("megatron-lm@285068c8", False), ("megatron-lm (zero-bubble fork)", False), ("nemo 24.09/24.11", False),
-     ("olmo-core", False), ("metaseq (FSDP + Megatron TP)", True), ("internal (FSDP, xformers)", True), ("generic", False)],
-)  # fmt: skip
+    [
+        ("megatron-lm@285068c8", False),
+        ("megatron-lm (zero-bubble fork)", False),
+        ("nemo 24.09/24.11", False),
+        ("olmo-core", False),
+        ("metaseq (FSDP + Megatron TP)", True),
+        ("internal (FSDP, xformers)", True),
+        ("generic", False),
+    ],
+)
 def test_names_of_trainers_that_are_made_of_a_framework(name: str, other: bool) -> None:
     assert names_another(name) is other
 
@@ -305,5 +368,7 @@ def test_what_only_stands_for_a_trainer_is_less_certain() -> None:
 def test_megatron_widens_the_gradients_of_bf16_runs_only(framework: str) -> None:
     """arguments.py forces --accumulate-allreduce-grads-in-fp32 with --bf16."""
     assert {kind: framework_of(framework).flags_of(kind)["grad_dtype"] for kind in ("bf16", "fp16", "fp8")} == {
-        "bf16": "fp32", "fp16": "fp16", "fp8": "fp32",
-    }  # fmt: skip
+        "bf16": "fp32",
+        "fp16": "fp16",
+        "fp8": "fp32",
+    }

@@ -22,9 +22,15 @@ from solver.spec.strategy import Strategy
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages
 
 LLAMA = ModelSpec(
-    name="llama", hidden_size=4096, intermediate_size=11008, num_hidden_layers=16, num_attention_heads=32,
-    num_key_value_heads=32, head_dim=128, vocab_size=32000,
-)  # fmt: skip
+    name="llama",
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    vocab_size=32000,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +110,13 @@ def test_layouts_that_do_not_belong_are_refused(h100_model: CostModel, changes: 
         check_layout(LLAMA, problem.cluster, run.replace(**changes))
 
 
-@pytest.mark.parametrize(("framework", "layout", "sentence"), [
-    ("fsdp", "Et*8|t*8L", "fsdp.* does not offer pipeline_layout"),
-    ("megatron-core", "Et*7|t*8L", "pipeline_layout holds 15 layers; .* has 16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("framework", "layout", "sentence"),
+    [
+        ("fsdp", "Et*8|t*8L", "fsdp.* does not offer pipeline_layout"),
+        ("megatron-core", "Et*7|t*8L", "pipeline_layout holds 15 layers; .* has 16"),
+    ],
+)
 def test_a_search_refuses_a_layout_of_another_model(framework: str, layout: str, sentence: str, h100_model: CostModel) -> None:
     with pytest.raises(InputError, match=sentence):
         search(make_problem(LLAMA, 8, h100_model, framework=framework, pipeline_layout=layout), 64)

@@ -64,9 +64,14 @@ def test_the_step_is_longer_by_the_passes_of_the_pipeline() -> None:
 
 @pytest.mark.parametrize(
     "constants",
-    [{"precision": "bf16"}, {"fp8_recipe": "tensorwise"}, {"framework": "torchtitan"}, {"fp8_amax_reduction": "none"},
-     {"precision": "mxfp8", "profile": "b200_sxm", "framework": "megatron-core"}],
-)  # fmt: skip
+    [
+        {"precision": "bf16"},
+        {"fp8_recipe": "tensorwise"},
+        {"framework": "torchtitan"},
+        {"fp8_amax_reduction": "none"},
+        {"precision": "mxfp8", "profile": "b200_sxm", "framework": "megatron-core"},
+    ],
+)
 def test_where_no_largest_values_are_exchanged(constants: dict[str, Any]) -> None:
     one = problem(**constants)
     splits = Layouts.of([one.layout(tp=2, dp=32, tp_mode="msp")]).splits

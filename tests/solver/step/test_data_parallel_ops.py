@@ -46,8 +46,10 @@ def _tables_of_gathers(framework: str, ranks: int, pp: int = 1) -> list[dict[str
     layouts, found = Layouts.of([run]), estimated(problem, [run])
     ops = synchronisation_ops(problem, parameter_groups(found.priced), layouts.splits)
     gathers = [op for op in ops if op.name == "parameters.all_gather"]
-    return [{"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
-            for op in gathers]  # fmt: skip
+    return [
+        {"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
+        for op in gathers
+    ]
 
 
 def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> None:
@@ -92,8 +94,15 @@ def test_messages_of_fsdp_are_of_its_units() -> None:
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 def test_weights_that_stay_gathered_between_passes_cost_no_time(framework: str, ranks: int, h100_model: CostModel) -> None:
     """SHARD_GRAD_OP sends one all-gather of a unit less than FULL_SHARD, and nothing more."""
-    model = TINY.replace(hidden_size=4096, intermediate_size=14336, head_dim=128, num_attention_heads=32, num_hidden_layers=32,
-                         num_key_value_heads=8, vocab_size=128256)  # fmt: skip
+    model = TINY.replace(
+        hidden_size=4096,
+        intermediate_size=14336,
+        head_dim=128,
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    )
     problem = make_problem(model, ranks, h100_model, 8192, framework=framework)
     found = estimated(problem, [problem.layout(zero=zero, zero_shard_size=ranks) for zero in (2, 3)])
     assert found.times.seconds[0] <= found.times.seconds[1] < 1.1 * found.times.seconds[0]
@@ -154,11 +163,16 @@ def test_the_two_tables_that_all_ranks_share_are_broadcast_by_two_of_them() -> N
     assert [(float(op.count[0]), float(op.dims["bytes"][0])) for op in sent] == [(2.0, others * 2 / 2)]
 
 
-@pytest.mark.parametrize(("framework", "states", "moved"), [
-    ("megatron-core", "fp32", 0), ("megatron-core", "remainder", 0), ("megatron-core", "bf16", 32),
-    ("megatron-core", "8bit", 28),
-    ("nemo-automodel", "bf16", -8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("framework", "states", "moved"),
+    [
+        ("megatron-core", "fp32", 0),
+        ("megatron-core", "remainder", 0),
+        ("megatron-core", "bf16", 32),
+        ("megatron-core", "8bit", 28),
+        ("nemo-automodel", "bf16", -8),
+    ],
+)
 def test_narrow_moments_move_more_bytes_where_they_are_widened_for_the_step(framework: str, states: str, moved: int) -> None:
     # 30 bytes of Adam in fp32; torch's reads and writes two moments in 16 bits each, Transformer Engine's widens and narrows
     problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework, optimizer_states=states)

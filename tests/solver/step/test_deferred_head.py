@@ -100,12 +100,28 @@ def test_the_step_is_explained_and_drawn() -> None:
 
 def test_what_hides_gradients_is_the_drain_of_the_other_stages(h100_model: CostModel) -> None:
     # two dense layers on the first stage; two with experts on the last, whose own backward passes hide nothing
-    model = TINY.replace(hidden_size=1024, num_hidden_layers=4, vocab_size=128_000, first_k_dense_replace=2, num_experts=4,
-                         num_experts_per_tok=2, moe_intermediate_size=512)  # fmt: skip
+    model = TINY.replace(
+        hidden_size=1024,
+        num_hidden_layers=4,
+        vocab_size=128_000,
+        first_k_dense_replace=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=512,
+    )
     at_once, later = (
-        make_problem(model, 2, h100_model, 4096, framework="megatron-core", p2p_overlap=False, cuda_graphs=True,
-                     defer_embedding_wgrad_compute=defers) for defers in (False, True)
-    )  # fmt: skip
+        make_problem(
+            model,
+            2,
+            h100_model,
+            4096,
+            framework="megatron-core",
+            p2p_overlap=False,
+            cuda_graphs=True,
+            defer_embedding_wgrad_compute=defers,
+        )
+        for defers in (False, True)
+    )
     layout = Layouts.of([at_once.layout(pp=2, dp=1, num_micro_batches=8)])
     before, after = (estimate_layouts(one, layout) for one in (at_once, later))
     dense = 2 * float(before.table.layers[0].times.backward.sum(axis=0)[0])

@@ -28,9 +28,14 @@ def test_strategies_become_layouts_and_strategies_again() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "vpp", "schedule"),
-    [("1f1b", 1, "1f1b"), ("zb-h1", 1, "zb-h1"), ("interleaved", 1, "1f1b"), ("interleaved", 2, "interleaved"),
-     ("1f1b", 2, "interleaved")],
-)  # fmt: skip
+    [
+        ("1f1b", 1, "1f1b"),
+        ("zb-h1", 1, "zb-h1"),
+        ("interleaved", 1, "1f1b"),
+        ("interleaved", 2, "interleaved"),
+        ("1f1b", 2, "interleaved"),
+    ],
+)
 def test_the_schedule_of_a_layout(asked: str, vpp: int, schedule: str) -> None:
     # several chunks are interleaved; one chunk runs the schedule that it states, which for an interleaved one is 1F1B
     strategy: Strategy = LAYOUTS[1].replace(vpp=vpp, schedule=asked)
@@ -41,9 +46,14 @@ def test_layouts_that_differ_in_sharded_states_share_a_pipeline() -> None:
     run = toy_layout(32, dp=16, tp=2)
     whole = [run.replace(zero=0), run.replace(zero=1, zero_shard_size=4), run.replace(zero=2, zero_shard_size=16)]
     gathering = [run.replace(zero=3, zero_shard_size=4), run.replace(zero=3, zero_shard_size=16)]
-    others = [run.replace(zero=1, zero_shard_size=4, **more) for more in (
-        {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}, {"micro_batch_size": 2},
-    )]  # fmt: skip
+    others = [
+        run.replace(zero=1, zero_shard_size=4, **more)
+        for more in (
+            {"recompute": "full"},
+            {"recompute": "full", "recompute_layers": 2},
+            {"micro_batch_size": 2},
+        )
+    ]
     first, same = Layouts.of([*whole, *gathering, *others]).pipelines
     assert same[:3].tolist() == [same[0]] * 3 and len(set(same[2:].tolist())) == 6 == len(first)
     np.testing.assert_array_equal(same[first], np.arange(6))

@@ -27,9 +27,15 @@ from solver.step.states import trained_bytes
 from solver.step.workspaces import workspace_bytes
 
 MODEL = ModelSpec(
-    name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, vocab_size=128256,
-)  # fmt: skip
+    name="8B",
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
 TINY_RUN = {"seq_len": 32, "compile": True}
 #: Of a framework whose optimizer needs nothing beside what is held.
 PLAIN = TINY_RUN | {"framework": "generic"}
@@ -102,8 +108,10 @@ def test_single_layers_are_recomputed_alone_whatever_the_chunks() -> None:
     problem = make_problem(replace(MODEL, num_hidden_layers=30), 2, toy_cost(), framework="megatron-core")
     ends = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     layout = problem.layout(**ends, dp=1, pp=2, vpp=4, schedule="interleaved", num_micro_batches=8, zero=0)
-    kept, whole = (memory_of_stages(estimated(problem, [layout.replace(recompute=level)]), 0).parts[MEMORY_PARTS.index(
-        "activations"), 0] for level in ("full", "none"))  # fmt: skip
+    kept, whole = (
+        memory_of_stages(estimated(problem, [layout.replace(recompute=level)]), 0).parts[MEMORY_PARTS.index("activations"), 0]
+        for level in ("full", "none")
+    )
     assert kept / whole == pytest.approx(8192 / 139_392, rel=1e-9)
 
 
@@ -271,8 +279,9 @@ def test_dummy_gradients_of_megatron_by_hand() -> None:
     before, after = (estimated(problem, [problem.layout(zero=0)]) for problem in (old, new))
     assert parts(after)["gradients"] - parts(before)["gradients"] == 2 * (36_864 + 256 * 64)
     # GEMMs that do not accumulate return real ones: no such buffers, whatever the release
-    apart = [make_problem(TINY, 1, toy_cost(), framework=name, gradient_accumulation_fusion=False, **TINY_RUN)
-             for name in names]  # fmt: skip
+    apart = [
+        make_problem(TINY, 1, toy_cost(), framework=name, gradient_accumulation_fusion=False, **TINY_RUN) for name in names
+    ]
     assert len({parts(estimated(problem, [problem.layout(zero=0)]))["gradients"] for problem in apart}) == 1
     # fused cross entropy: the 16-bit logits in place, and the dummy of 256 * 64 weights
     fused = make_problem(TINY, 1, toy_cost(), framework=names[0], grad_dtype="fp32", cross_entropy_fusion=True, **TINY_RUN)
@@ -395,10 +404,18 @@ def test_torchtitan_s_last_stage_holds_the_logits_until_its_backward_pass_ends(h
 def test_a_group_of_recomputed_layers_holds_no_more_than_there_are(h100_model: CostModel) -> None:
     # one dense layer of wide MLP and seven of small experts: all eight at once are what no recomputation keeps
     model = MODEL.replace(
-        hidden_size=1024, intermediate_size=11008, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8,
-        head_dim=128, vocab_size=1024, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=512,
+        hidden_size=1024,
+        intermediate_size=11008,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=1024,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=512,
         first_k_dense_replace=1,
-    )  # fmt: skip
+    )
 
     def held(**layout: Any) -> dict[str, float]:
         group = layout.get("recompute_group", 1)
@@ -429,9 +446,14 @@ def test_gaps_of_the_allocator_by_stages() -> None:
     np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.1] * dynamic, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("framework", "grad_dtype", "bytes_each"), [
-    ("megatron-core", "fp32", 2), ("megatron-deepspeed", "bf16", 2), ("megatron-deepspeed", "fp32", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("framework", "grad_dtype", "bytes_each"),
+    [
+        ("megatron-core", "fp32", 2),
+        ("megatron-deepspeed", "bf16", 2),
+        ("megatron-deepspeed", "fp32", 4),
+    ],
+)
 def test_no_gap_holds_the_gradient_of_the_embedding(framework: str, grad_dtype: str, bytes_each: int) -> None:
     # each micro batch makes one of the whole table on the first of two stages; DeepSpeed casts it before it adds it to fp32
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework=framework, grad_dtype=grad_dtype)
@@ -479,8 +501,13 @@ def test_deepspeed_joins_gradients_and_widens_them_in_its_step() -> None:
     # 2 + 4 bytes of what a rank updates, under ZeRO-3 of a billion at a time, under ZeRO-1 less the whole gradients, which are
     # freed before; 4 + 4 of all without ZeRO; nothing where gradients are in fp32
     for zero, ranks, expected in (
-        (1, 2, 6 * 1.5e9 - 2 * 3e9), (1, 4, 0.0), (2, 2, 6 * 1.5e9), (3, 2, 6 * 1e9), (1, 1, 4 * 3e9), (0, 1, 8 * 3e9),
-    ):  # fmt: skip
+        (1, 2, 6 * 1.5e9 - 2 * 3e9),
+        (1, 4, 0.0),
+        (2, 2, 6 * 1.5e9),
+        (3, 2, 6 * 1e9),
+        (1, 1, 4 * 3e9),
+        (0, 1, 8 * 3e9),
+    ):
         problem = make_problem(TINY, ranks, toy_cost(), **TINY_RUN, framework="megatron-deepspeed")
         owned = np.array([3e9 / ranks])
         _, step = trained_bytes(problem, LINEARS, zero, np.array([3e9]), owned, np.array([ranks > 1]), np.array([False]))
@@ -549,9 +576,15 @@ def test_buffers_of_hybrid_ep_by_hand(h100_model: CostModel) -> None:
 
 @pytest.mark.parametrize(
     ("framework", "group"),
-    [("megatron-core", 1), ("megatron-core", 3), ("torchtitan", 1), ("generic", 1), ("internevo-2024", 1),
-     ("megatron-lm-zero-bubble", 1)],
-)  # fmt: skip
+    [
+        ("megatron-core", 1),
+        ("megatron-core", 3),
+        ("torchtitan", 1),
+        ("generic", 1),
+        ("internevo-2024", 1),
+        ("megatron-lm-zero-bubble", 1),
+    ],
+)
 def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, group: int, h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 64, h100_model, framework=framework, recompute_group=group)
     layouts = some_layouts(problem, 512, 1500, seed=3)
@@ -650,8 +683,15 @@ def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) 
     """At the loss of one of two micro batches there are gradients of the other; the only one has none there. When the backward
     pass of its first layer begins there are that layer's activations and the gradients of all but it and the embedding; if
     these are more than the layer's activations, all gradients at the end are the peak."""
-    problem = make_problem(replace(TINY, num_hidden_layers=4), 1, toy_cost(), seq_len=seq, compile=True, grad_dtype="fp32",
-                           framework="profiler-train")  # fmt: skip
+    problem = make_problem(
+        replace(TINY, num_hidden_layers=4),
+        1,
+        toy_cost(),
+        seq_len=seq,
+        compile=True,
+        grad_dtype="fp32",
+        framework="profiler-train",
+    )
     found = estimated(problem, [problem.layout(zero=0, num_micro_batches=m) for m in (1, 2)])
     one, two = (dict(zip(MEMORY_PARTS, column, strict=True)) for column in found.memory.parts.T)
     gradients = 4 * (4 * TINY_LAYER + 2 * 256 * 64 + 64)

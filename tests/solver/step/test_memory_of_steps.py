@@ -116,8 +116,17 @@ def test_internevo_fills_ranks_in_order_where_parameters_are_gathered_beside_the
     # which four are 147,968; with the last norm 672,320 in all, 84,040 for each of 8 ranks: the first table goes to the second
     # rank, which does not count it, and takes the first layer and the second one's attention
     model = MODEL.replace(vocab_size=4096)
-    found = tiny("internevo-2024", 8, model, {"overlap_param_gather": True}, dp=8, zero=1, zero_shard_size=8,
-                 recompute="none", micro_batch_size=64)  # fmt: skip
+    found = tiny(
+        "internevo-2024",
+        8,
+        model,
+        {"overlap_param_gather": True},
+        dp=8,
+        zero=1,
+        zero_shard_size=8,
+        recompute="none",
+        micro_batch_size=64,
+    )
     splits = found.layouts.splits
     layer = (64, 8192, 4096, 64, 8192, 8192, 8192)
     second = 4096 * 64 + sum(layer) * 2 + sum(layer[:0])
@@ -129,8 +138,14 @@ def test_internevo_fills_ranks_in_order_where_parameters_are_gathered_beside_the
 
 #: InternEvo, doc/en/train_performance.md (v0.2.1dev20231121; A800, whole layers recomputed, 4 micro batches of 2,048 tokens):
 #: layers, GPUs, tp, pp and GB. Nothing here is fitted to them.
-PUBLISHED = [("7b", 4, 4, 1, 61), ("7b", 4, 1, 4, 69), ("7b", 5, 1, 5, 62), ("7b", 6, 1, 6, 56), ("7b", 3, 1, 3, 75),
-             ("20b", 16, 1, 16, 52)]  # fmt: skip
+PUBLISHED = [
+    ("7b", 4, 4, 1, 61),
+    ("7b", 4, 1, 4, 69),
+    ("7b", 5, 1, 5, 62),
+    ("7b", 6, 1, 6, 56),
+    ("7b", 3, 1, 3, 75),
+    ("20b", 16, 1, 16, 52),
+]
 
 
 @pytest.mark.parametrize(("size", "gpus", "tp", "pp", "published"), PUBLISHED)

@@ -157,8 +157,16 @@ def test_the_layer_of_multi_token_prediction_has_the_same_matrices() -> None:
     # beside the two layers a third, and the projection of both halves (64 of 2 x 64)
     def flops(predicted: int) -> float:
         model = TINY.replace(num_nextn_predict_layers=predicted)
-        one = make_problem(model, 1, toy_cost(), 512, framework="megatron-core", optimizer="muon", overlap_grad_reduce=False,
-                           overlap_param_gather=False)  # fmt: skip
+        one = make_problem(
+            model,
+            1,
+            toy_cost(),
+            512,
+            framework="megatron-core",
+            optimizer="muon",
+            overlap_grad_reduce=False,
+            overlap_param_gather=False,
+        )
         found = estimate_layouts(one, Layouts.of([one.layout()]))
         ops = muon_ops(found.priced)
         return sum(

@@ -98,9 +98,15 @@ def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
     layers, each = MODEL.num_hidden_layers, held(here, "activations") / MODEL.num_hidden_layers
     assert held(away, "activations") == pytest.approx((layers - 8 + 2) * each)  # two are on the device at a time
     slow = make_problem(
-        MODEL, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 5}), framework="megatron-core",
-        precision="bf16", offload_layers=8,
-    )  # fmt: skip
+        MODEL,
+        8,
+        h100_model,
+        8192,
+        cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 5}),
+        framework="megatron-core",
+        precision="bf16",
+        offload_layers=8,
+    )
     found = estimated(slow, [slow.layout(**LAYOUT)])
     compute = part(here, "compute") / 4 * 0.99  # of a micro batch; embedding and head are a little of it
     # the eight share the time of all layers; none waits where each transfer is shorter than its share
@@ -242,8 +248,19 @@ def test_as_many_ranks_copy_in_turn_as_a_bucket_has_owners(h100_model: CostModel
 
 def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
     slow = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1, "host_memory_gb_s": 40})
-    problem = make_problem(MODEL, 8, h100_model, 8192, slow, framework="deepspeed", precision="bf16", grad_dtype="bf16",
-                           attention="flash", optimizer_offload_fraction=1.0, offload_gradients=True)  # fmt: skip
+    problem = make_problem(
+        MODEL,
+        8,
+        h100_model,
+        8192,
+        slow,
+        framework="deepspeed",
+        precision="bf16",
+        grad_dtype="bf16",
+        attention="flash",
+        optimizer_offload_fraction=1.0,
+        offload_gradients=True,
+    )
     one, four = (estimated(problem, [problem.layout(zero=3, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
     way, backward = parameters(MODEL) / 8 * 2 / 1e9, float(one.times.pipelines.backward[0])
     assert way > backward
@@ -259,10 +276,13 @@ def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
         ({"offload_gradients": True}, 2, "needs optimizer_offload_fraction"),
         ({"optimizer_offload_fraction": 1.0}, 2, "keeps gradients where its optimizer is"),
         ({"optimizer_offload_fraction": 1.0, "offload_gradients": True}, 1, "runs with ZeRO-2 to 3, not ZeRO-1"),
-        ({"optimizer_offload_fraction": 1.0, "offload_gradients": True, "framework": "generic"}, 2,
-         "does not offer to offload gradients"),
+        (
+            {"optimizer_offload_fraction": 1.0, "offload_gradients": True, "framework": "generic"},
+            2,
+            "does not offer to offload gradients",
+        ),
     ],
-)  # fmt: skip
+)
 def test_gradients_stay_here_where(constants: dict[str, Any], zero: int, reason: str, h100_model: CostModel) -> None:
     found = offloaded(h100_model)
     run = found.problem.layout(zero=zero, zero_shard_size=8, **constants)
@@ -305,8 +325,15 @@ def test_small_tensors_stay_and_norms_that_are_part_of_a_linear_move_with_it(h10
     stream = 2 * 8192 * MODEL.hidden_size
     assert held(here, "activations") - held(away, "activations") == pytest.approx((MODEL.num_hidden_layers - 1) * 2 * stream)
     few = {"tp": 8, "dp": 1, "tp_mode": "msp", "zero": 0, "zero_shard_size": 1}  # of a rank 1,024 tokens of 512, half a million
-    short = make_problem(MODEL, 8, h100_model, 1024, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core",
-                         offload_modules="core_attn")  # fmt: skip
+    short = make_problem(
+        MODEL,
+        8,
+        h100_model,
+        1024,
+        cluster_of(DEVICES["h100_sxm"], HOST),
+        framework="megatron-core",
+        offload_modules="core_attn",
+    )
     layout = short.layout(**{**LAYOUT, **few})
     plain = Problem(short.model, short.layout(offload_modules=""), short.cluster, short.cost)
     assert held(estimated(short, [layout]), "activations") == held(estimated(plain, [layout]), "activations")
@@ -314,8 +341,10 @@ def test_small_tensors_stay_and_norms_that_are_part_of_a_linear_move_with_it(h10
 
 def test_experts_and_latent_attention_on_the_host(h100_model: CostModel) -> None:
     ranks = {"ep": 8, "etp": 1}
-    sizes = {what: held(moved(h100_model, EXPERTS, ranks, offload_modules=what), "activations")
-             for what in ("", "attn_norm", "mlp_norm", "expert_fc1", "moe_act")}  # fmt: skip
+    sizes = {
+        what: held(moved(h100_model, EXPERTS, ranks, offload_modules=what), "activations")
+        for what in ("", "attn_norm", "mlp_norm", "expert_fc1", "moe_act")
+    }
     h, layers, rows = EXPERTS.hidden_size, EXPERTS.num_hidden_layers, 8192 * EXPERTS.num_experts_per_tok
     of_experts = layers - EXPERTS.first_k_dense_replace - 1  # one layer's stay
     assert sizes[""] - sizes["attn_norm"] == pytest.approx((layers - 1) * 2 * 8192 * h)
@@ -361,8 +390,9 @@ def test_modules_away_never_take_memory_and_never_save_time(h100_model: CostMode
 def _slow(cost: CostModel, layout: dict[str, Any], **constants: Any) -> Solutions:
     """Return the estimate with what the core attention saves on a host behind a link of 1 GB/s."""
     cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1.0, "host_memory_gb_s": 40.0})
-    problem = make_problem(MODEL, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16",
-                           offload_modules="core_attn", **constants)  # fmt: skip
+    problem = make_problem(
+        MODEL, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16", offload_modules="core_attn", **constants
+    )
     return estimated(problem, [problem.layout(**{**LAYOUT, **layout})])
 
 

@@ -62,9 +62,11 @@ def host_ops() -> list[Op]:
     sent = {"bytes": 1e5, "intra": 8, "inter": 1, "strided": 0}
     kernel = {"bytes": 1e6}
     return [
-        Op("a", "x", "linear", FORWARD, gemm), Op("b", "x", "all_gather", FORWARD, sent, "tp", overlaps_with=("a.forward",)),
-        Op("c", "x", "memory_bound", "input_grad", kernel, variant="norm"), Op("d", "x", "memory_bound", WEIGHT_GRAD, kernel),
-    ]  # fmt: skip
+        Op("a", "x", "linear", FORWARD, gemm),
+        Op("b", "x", "all_gather", FORWARD, sent, "tp", overlaps_with=("a.forward",)),
+        Op("c", "x", "memory_bound", "input_grad", kernel, variant="norm"),
+        Op("d", "x", "memory_bound", WEIGHT_GRAD, kernel),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,30 @@ from solver.step.paired_exchange import paired_seconds
 
 #: name of a time -> (op, module, pass)
 PARTS = {
-    "attention_f": ("attention", "attention", FORWARD), "attention_b": ("attention", "attention", INPUT_GRAD),
-    "attention_w": ("attention", "attention", WEIGHT_GRAD), "experts_f": ("experts.w13", EXPERTS, FORWARD),
-    "experts_b": ("experts.w13", EXPERTS, INPUT_GRAD), "experts_w": ("experts.w13", EXPERTS, WEIGHT_GRAD),
-    "dispatch_f": ("dispatch", EXCHANGE, FORWARD), "dispatch_b": ("dispatch", EXCHANGE, INPUT_GRAD),
-    "combine_f": ("combine", EXCHANGE, FORWARD), "combine_b": ("combine", EXCHANGE, INPUT_GRAD),
-}  # fmt: skip
+    "attention_f": ("attention", "attention", FORWARD),
+    "attention_b": ("attention", "attention", INPUT_GRAD),
+    "attention_w": ("attention", "attention", WEIGHT_GRAD),
+    "experts_f": ("experts.w13", EXPERTS, FORWARD),
+    "experts_b": ("experts.w13", EXPERTS, INPUT_GRAD),
+    "experts_w": ("experts.w13", EXPERTS, WEIGHT_GRAD),
+    "dispatch_f": ("dispatch", EXCHANGE, FORWARD),
+    "dispatch_b": ("dispatch", EXCHANGE, INPUT_GRAD),
+    "combine_f": ("combine", EXCHANGE, FORWARD),
+    "combine_b": ("combine", EXCHANGE, INPUT_GRAD),
+}
 #: What waits for what in one pair: on the same stream, and for data; ~ marks the pair before.
 GRAPH = {
-    "attention_f": ("~last compute", "~combine_f"), "combine_b": ("~combine_f", "~attention_b"),
-    "experts_b": ("attention_f", "combine_b"), "dispatch_f": ("combine_b", "attention_f"),
-    "experts_w": ("experts_b",), "dispatch_b": ("dispatch_f", "experts_b"), "experts_f": ("experts_w", "dispatch_f"),
-    "combine_f": ("dispatch_b", "experts_f"), "attention_b": ("experts_f", "dispatch_b"), "attention_w": ("attention_b",),
-}  # fmt: skip
+    "attention_f": ("~last compute", "~combine_f"),
+    "combine_b": ("~combine_f", "~attention_b"),
+    "experts_b": ("attention_f", "combine_b"),
+    "dispatch_f": ("combine_b", "attention_f"),
+    "experts_w": ("experts_b",),
+    "dispatch_b": ("dispatch_f", "experts_b"),
+    "experts_f": ("experts_w", "dispatch_f"),
+    "combine_f": ("dispatch_b", "experts_f"),
+    "attention_b": ("experts_f", "dispatch_b"),
+    "attention_w": ("attention_b",),
+}
 
 
 def paired(contention: float = 0.0, host: float = 0.0, **seconds: float) -> np.ndarray:
@@ -51,8 +62,17 @@ def test_by_hand() -> None:
     # nothing but exchange: it runs in order on its stream
     assert paired(dispatch_f=1, dispatch_b=2, combine_f=3, combine_b=4) == pytest.approx([10, 10])
     # the gradients' dispatch (4) waits for the experts' weight gradients (4), or runs beside them
-    long = {"attention_f": 1, "experts_b": 1, "experts_w": 4, "experts_f": 1, "attention_b": 1,
-            "dispatch_f": 1, "dispatch_b": 4, "combine_f": 1, "combine_b": 1}  # fmt: skip
+    long = {
+        "attention_f": 1,
+        "experts_b": 1,
+        "experts_w": 4,
+        "experts_f": 1,
+        "attention_b": 1,
+        "dispatch_f": 1,
+        "dispatch_b": 4,
+        "combine_f": 1,
+        "combine_b": 1,
+    }
     assert paired(**long) == pytest.approx([11, 8])
     # ten launches of 2 s each take longer than all of it
     assert paired(host=2.0, **long) == pytest.approx([20, 20])
@@ -68,8 +88,12 @@ def test_bounds_and_the_graph(times: list[float]) -> None:
     small = 1e-9 * (1 + sum(times))
     assert max(sent, compute) - small <= delayed <= plain + small <= sent + compute + 2 * small
     assert delayed == pytest.approx(by_graph(seconds), abs=small)
-    together = {"experts_b": seconds["experts_b"] + seconds["experts_w"], "experts_w": 0.0,
-                "attention_b": seconds["attention_b"] + seconds["attention_w"], "attention_w": 0.0}  # fmt: skip
+    together = {
+        "experts_b": seconds["experts_b"] + seconds["experts_w"],
+        "experts_w": 0.0,
+        "attention_b": seconds["attention_b"] + seconds["attention_w"],
+        "attention_w": 0.0,
+    }
     assert plain == pytest.approx(by_graph({**seconds, **together}), abs=small)
 
 

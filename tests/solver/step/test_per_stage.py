@@ -12,8 +12,16 @@ from solver.step.per_stage import layers_of_stages, memory_of_stages, slowest_st
 from solver.step.solutions import estimate_layouts
 from solver.step.time import TIME_PARTS
 
-MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=14, num_attention_heads=16,
-                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+MODEL = ModelSpec(
+    name="small",
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=14,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=1000,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +53,14 @@ def test_two_stages_by_hand() -> None:
     problem = make_problem(MODEL.replace(num_hidden_layers=4), 2, toy_cost(), 512, framework="megatron-core")
     found = estimate_layouts(problem, some_layouts(problem, 8, 10**6, seed=0))
     splits, row = found.layouts.splits, found.layouts.row
-    index = int(np.flatnonzero(
-        (splits.pp == 2)[row] & (splits.vpp == 1)[row] & (splits.micro_batch_size == 1)[row] & (found.layouts.recompute == 0)
-    )[0])  # fmt: skip
+    index = int(
+        np.flatnonzero(
+            (splits.pp == 2)[row]
+            & (splits.vpp == 1)[row]
+            & (splits.micro_batch_size == 1)[row]
+            & (found.layouts.recompute == 0)
+        )[0]
+    )
     held = memory_of_stages(found, index).parts[MEMORY_PARTS.index("activations")]
     assert held[0] == 2 * held[1] > 0
     table, key = found.table, int(found.terms.key[row[index]])

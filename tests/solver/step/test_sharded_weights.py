@@ -55,8 +55,10 @@ def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
     assert exposed.head is not None
     assert [work.communication[0] for work in exposed.head] == pytest.approx([(16_384 + 64) * size * LINK for size in (2, 4)])
     assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.once.sharded.head is None
-    whole, part_ = (tiny(name, 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8, micro_batch_size=2048)
-                    for name in ("torchtitan-2024-12", "torchtitan-2025-06"))  # fmt: skip
+    whole, part_ = (
+        tiny(name, 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8, micro_batch_size=2048)
+        for name in ("torchtitan-2024-12", "torchtitan-2025-06")
+    )
     # the layers' compute is longer than the head's messages, of which contention is left: a tenth
     saved = part(whole, "fsdp_exposed")[0] - part(part_, "fsdp_exposed")[0]
     assert saved == pytest.approx(0.9 * (16_384 + 64) * 6 * LINK, rel=0.01)
@@ -102,8 +104,10 @@ def test_a_layer_is_gathered_beside_the_one_before_it() -> None:
 
 def test_megatron_fsdp_gathers_and_shards_what_it_multiplies() -> None:
     run = {"precision": "fp8", "fp8_recipe": "tensorwise"}
-    found = {on: tiny("megatron-bridge-26", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
-             for on in (False, True)}  # fmt: skip
+    found = {
+        on: tiny("megatron-bridge-26", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
+        for on in (False, True)
+    }
     sent = {on: one.terms.once.sharded.gather[0].communication[0] for on, one in found.items()}
     assert sent[False] == pytest.approx(LAYER * 2 * LINK) and sent[True] == pytest.approx((36_864 + 2 * 128) * LINK)
     # shards of an eighth: 16 bits of all weights, or one byte of the linears' (beside 12 bytes of fp32 weights and moments)
@@ -118,8 +122,10 @@ def test_torchtitan_quantises_shards_before_it_gathers_them() -> None:
     bits 10 bytes for each weight (cast, and copied), of 8 bits two reads of fp32, a byte and its copy. What is sent is copied
     from the shards and to the weights, read and written."""
     run = {"precision": "fp8", "fp8_recipe": "tensorwise"}
-    found = {on: tiny("torchtitan", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
-             for on in (False, True)}  # fmt: skip
+    found = {
+        on: tiny("torchtitan", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
+        for on in (False, True)
+    }
     gather = {on: one.terms.once.sharded.gather[0] for on, one in found.items()}
     wide, narrow = LAYER * 2, 36_864 + 128 * 2
     for on, sent, cast in ((False, wide, LAYER * 10 / 8), (True, narrow, (128 * 10 + 36_864 * 11) / 8)):
@@ -169,10 +175,15 @@ def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
     assert part(found, "fsdp_exposed")[0] < part(_sharded("megatron-deepspeed-2021"), "fsdp_exposed")[0]
 
 
-@pytest.mark.parametrize(("framework", "gathers", "reductions"), [
-    ("fsdp2", (1, 1), (1, 1)), ("megatron-deepspeed-2021", (4, 2), (4, 2)),
-    ("megatron-deepspeed", (4, 2), (218e6 / 500e6, 2)), ("transformers-deepspeed", (7, 2), (7, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("framework", "gathers", "reductions"),
+    [
+        ("fsdp2", (1, 1), (1, 1)),
+        ("megatron-deepspeed-2021", (4, 2), (4, 2)),
+        ("megatron-deepspeed", (4, 2), (218e6 / 500e6, 2)),
+        ("transformers-deepspeed", (7, 2), (7, 2)),
+    ],
+)
 def test_messages_of_deepspeed_by_hand(
     framework: str, gathers: tuple[float, float], reductions: tuple[float, float], h100_model: CostModel
 ) -> None:
@@ -206,8 +217,15 @@ def test_tensors_of_a_gated_layer(framework: str, tensors: int) -> None:
 def test_nothing_hides_the_first_gather_nor_the_ends() -> None:
     # layers that compute far longer than their messages: the contention of these is left, a tenth of two gathers and a
     # reduction each; and the first layer's gather and reduction and both ends', for which nothing runs
-    found = tiny("generic", 8, TINY, {"grad_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True}, zero=3,
-                 zero_shard_size=8, micro_batch_size=4096)  # fmt: skip
+    found = tiny(
+        "generic",
+        8,
+        TINY,
+        {"grad_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True},
+        zero=3,
+        zero_shard_size=8,
+        micro_batch_size=4096,
+    )
     exposed = 2 * LAYER * (2 * 2 + 4) / 10 + LAYER * (2 + 4) + (2 * 16_384 + 64) * 6
     assert part(found, "fsdp_exposed")[0] == pytest.approx(exposed * LINK, rel=1e-9)
 

@@ -119,8 +119,9 @@ def test_buckets_of_torchs_ddp_are_of_whole_tensors() -> None:
         30 * mebi,
         5 * mebi,
     ]
-    model = TINY.replace(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=16, head_dim=64,
-                         vocab_size=4096)  # fmt: skip
+    model = TINY.replace(
+        hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=16, head_dim=64, vocab_size=4096
+    )
     problem = make_problem(model, 8, toy_cost(), framework="nanotron")
     splits = Layouts.of([problem.layout(tp=tp, pp=pp, dp=8 // tp // pp) for tp, pp in ((1, 1), (2, 1), (1, 2))]).splits
     # MiB of two layers: 0, 6, 2, 0, 16 and 8 each; table and head 8. From the end: 8; 8, 16 and 2; 6, 8 and 16; 2, 6 and 8

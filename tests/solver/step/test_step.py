@@ -39,9 +39,15 @@ from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.time import TIME_PARTS
 
 LLAMA = ModelSpec(
-    name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, vocab_size=128256,
-)  # fmt: skip
+    name="8B",
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
 STATE_PARTS = ("gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer", "stragglers")
 TINY_RUN = {"seq_len": 32, "compile": True}  # compiled: the launches of the host take no time
 
@@ -60,7 +66,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     layer_forward = (2_359_296 + 135_168) * FLOP + (2 * 2048 * 4 + 3072 * 4 + 4096 * 6 + 2 * 2048 * 6 + 4096 * 4) * BYTE
     layer_backward = (4_718_592 + 337_920) * FLOP + (
         2 * 2048 * 6 + 3072 * 4 + 4096 * 10 + 2 * 2048 * 6 + 2048 * 2 + 4096 * 22 + 2048 * 2
-    ) * BYTE  # fmt: skip
+    ) * BYTE
     assert layer_forward == pytest.approx(2_494_464e-15 + 94_208e-12)
     assert layer_backward == pytest.approx(5_056_512e-15 + 200_704e-12)
     # The lookup: 4 | 8 bytes for 2,048 elements, and the table's gradient of 256 * 64 elements is zeroed. The head: final norm,
@@ -87,13 +93,26 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     by_part = dict(zip(TIME_PARTS, found.times.parts[:, 0], strict=True))
     assert by_part == pytest.approx(
         {
-            "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "ep_exposed": 0,
-            "fsdp_exposed": 0, "offload_exposed": 0, "amax": 0,
-            "pp_transfer": 3 * send_recv, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
-            "parameter_gather": 0, "optimizer": optimizer, "stragglers": 0,
+            "compute": 3 * last,
+            "recompute": 0,
+            "tp_exposed": 0,
+            "cp_exposed": 0,
+            "wp_exposed": 0,
+            "ep_exposed": 0,
+            "fsdp_exposed": 0,
+            "offload_exposed": 0,
+            "amax": 0,
+            "pp_transfer": 3 * send_recv,
+            "bubble": bubble,
+            "gradient_accumulation": accumulation,
+            "gradient_sync": 0,
+            "parameter_gather": 0,
+            "optimizer": optimizer,
+            "stragglers": 0,
         },
-        rel=1e-12, abs=1e-30,
-    )  # fmt: skip
+        rel=1e-12,
+        abs=1e-30,
+    )
     # tokens per second and device: 96 tokens on two devices
     assert found.tgs[0] == pytest.approx(96 / step / 2, rel=1e-12)
 
@@ -103,8 +122,15 @@ def test_full_recomputation_by_hand() -> None:
     layer_forward = 2_494_464 * FLOP + 94_208 * BYTE
     problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN)
     layout = problem.layout(zero=0, num_micro_batches=2)
-    found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
-                              layout.replace(recompute="selective")])  # fmt: skip
+    found = estimated(
+        problem,
+        [
+            layout,
+            layout.replace(recompute="full"),
+            layout.replace(recompute="full", recompute_layers=1),
+            layout.replace(recompute="selective"),
+        ],
+    )
     none, full, half, selective = found.times.seconds
     last_residual = 2048 * 6 * BYTE  # its output is the saved input of the next layer; it may be recomputed or not
     assert full - none == pytest.approx(4 * layer_forward, abs=4 * last_residual * 1.01)
@@ -145,8 +171,16 @@ def test_exposed_tensor_communication_by_hand() -> None:
 def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
     # 16 data-parallel ranks on two nodes, the whole model on each: 73,728 + 2 * 128 + 2 * 256 * 64 + 64 parameters
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
-    problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
-                           overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
+    problem = make_problem(
+        TINY,
+        16,
+        toy_cost(),
+        **TINY_RUN,
+        framework="megatron-lm",
+        grad_dtype="fp32",
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+    )
     found = estimated(problem, [problem.layout(zero=1, zero_shard_size=16), problem.layout(zero=0)])
     reduce_scatter, all_gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
     # one bucket holds all gradients and all parameters: even where they overlap, no backward pass is left beside it, and no
@@ -162,8 +196,16 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
 def test_the_embedding_is_a_bucket_of_its_own_that_overlaps_with_nothing() -> None:
     # a table of 2^20 * 64 parameters, half of all: a bucket (40 million) is less than a third
     model = TINY.replace(vocab_size=2**20)
-    problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
-                           overlap_grad_reduce=True, overlap_param_gather=True)  # fmt: skip
+    problem = make_problem(
+        model,
+        16,
+        toy_cost(),
+        **TINY_RUN,
+        framework="megatron-lm",
+        grad_dtype="fp32",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+    )
     found = estimated(problem, [problem.layout(zero=1, zero_shard_size=16)])
     table = 2**20 * 64
     parameters = 2 * 36_864 + 256 + 2 * table + 64
@@ -199,8 +241,15 @@ def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_on
 
 def _slow_links(vpp: int, **layout: Any) -> Solutions:
     """Return four layers in two stages under Megatron-Core, on 32 ranks of four nodes."""
-    problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
-                           grad_dtype="fp32", overlap_grad_reduce=True)  # fmt: skip
+    problem = make_problem(
+        TINY.replace(num_hidden_layers=4),
+        32,
+        toy_cost(),
+        **TINY_RUN,
+        framework="megatron-core",
+        grad_dtype="fp32",
+        overlap_grad_reduce=True,
+    )
     return estimated(problem, [problem.layout(dp=16, pp=2, vpp=vpp, zero_shard_size=16, num_micro_batches=4, **layout)])
 
 
@@ -376,8 +425,15 @@ def test_a_slower_device_makes_every_step_slower(sample: Callable[[str], Solutio
 
 def test_overlap_never_hurts(sample: Callable[[str], Solutions], h100_model: CostModel) -> None:
     found = sample("megatron-lm")
-    exposed = make_problem(LLAMA, 64, h100_model, framework="megatron-lm", overlap_grad_reduce=False,
-                            overlap_param_gather=False, overlap_weight_gather=False)  # fmt: skip
+    exposed = make_problem(
+        LLAMA,
+        64,
+        h100_model,
+        framework="megatron-lm",
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        overlap_weight_gather=False,
+    )
     without = step_seconds(found, found.layouts, exposed)
     # without overlap gradients are one message, with it several, whose start-ups a step may wait for
     assert (without >= found.times.seconds * (1 - 1e-3)).all() and (without > found.times.seconds * 1.02).any()
@@ -473,8 +529,16 @@ def test_a_group_of_four_micro_batches_hides_twice_as_much_of_the_gradients_of_i
     # four micro batches of a chunk's one layer run beside the message instead of pp = 2: two backward passes of a layer more,
     # of which a twentieth is lost to contention
     def sync(group: int) -> tuple[float, float]:
-        problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
-                               grad_dtype="fp32", overlap_grad_reduce=True, micro_batch_group=group)  # fmt: skip
+        problem = make_problem(
+            TINY.replace(num_hidden_layers=4),
+            32,
+            toy_cost(),
+            **TINY_RUN,
+            framework="megatron-core",
+            grad_dtype="fp32",
+            overlap_grad_reduce=True,
+            micro_batch_group=group,
+        )
         layout = problem.layout(dp=16, pp=2, vpp=2, zero_shard_size=16, num_micro_batches=4)
         found = estimated(problem, [layout])
         return float(part(found, "gradient_sync")[0]), float(found.table.layer.times.backward[:, 0].sum())
@@ -506,8 +570,9 @@ def test_buckets_grow_with_all_ranks_that_hold_copies_those_of_context_paralleli
     # 32 data-parallel by 2 context-parallel ranks: a bucket has 64 million parameters; the last one is exposed, of the others
     # the twentieth that their contention takes
     model = TINY.replace(hidden_size=4096, intermediate_size=14_336, head_dim=1024)
-    problem = make_problem(model, 64, toy_cost(), seq_len=512, compile=True, framework="megatron-core", grad_dtype="fp32",
-                           overlap_grad_reduce=True)  # fmt: skip
+    problem = make_problem(
+        model, 64, toy_cost(), seq_len=512, compile=True, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True
+    )
     found = estimated(problem, [problem.layout(dp=32, cp=2, zero=1, zero_shard_size=64)])
     layer = found.table.layer.times
     long = (replace(found.table.layers[0], times=replace(layer, backward=layer.backward + 1e3)),)

@@ -51,32 +51,43 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients(
 ) -> None:
     # arXiv 2401.10241, table 2: the bubble of two stages is that of 1F1B less 2 W (ZB-H1), W of the last stage, head included
     monkeypatch.setattr("solver.step.host.RESTART_LAUNCHES", 0)
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "attention": "flash"}, schedule=schedule, dp=1, pp=2, zero=0,
-                 num_micro_batches=4)  # fmt: skip
+    found = tiny(
+        "megatron-lm-zero-bubble",
+        2,
+        run={**RUN, "attention": "flash"},
+        schedule=schedule,
+        dp=1,
+        pp=2,
+        zero=0,
+        num_micro_batches=4,
+    )
     on_first = LAYER + JOIN + EMBEDDING + SEND
     assert part(found, "bubble")[0] == pytest.approx(on_first - filled * (WEIGHT_GRAD + HEAD_WEIGHT_GRAD), rel=1e-9)
 
 
 def test_fsdp2_adds_whole_gradients_behind_a_pipeline() -> None:
     # of four micro batches the first gradient is cast (2 bytes read, 4 written), each further one is added (6 read, 4 written)
-    found = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
-                 num_micro_batches=4)  # fmt: skip
+    found = tiny(
+        "torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2, num_micro_batches=4
+    )
     elements = 36_864 + 2 * 64 + 16_384 + 64  # a layer and the head
     assert part(found, "gradient_accumulation")[0] == pytest.approx(elements * (6 + 3 * 10) * BYTE, rel=1e-9)
     alone = tiny(
         "torchtitan-2025-06", 2, run={**RUN, "grad_dtype": "fp32"}, dp=2, zero=2, zero_shard_size=2, num_micro_batches=4
     )
     assert part(alone, "gradient_accumulation")[0] == 0, "without a pipeline each micro batch is reduced into shards"
-    single = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
-                  num_micro_batches=1)  # fmt: skip
+    single = tiny(
+        "torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2, num_micro_batches=1
+    )
     assert part(single, "gradient_accumulation")[0] == 0, "the only micro batch is reduced as it is"
 
 
 def test_accelerate_keeps_whole_gradients_of_fsdp2_in_their_own_type() -> None:
     # of four micro batches three are added to the first (4 bytes read, 2 written); nothing is cast, and all are there at once
     layout: dict[str, Any] = {"dp": 4, "zero": 3, "zero_shard_size": 4, "num_micro_batches": 4}
-    late, each = (tiny("fsdp2", 4, run={**RUN, "grad_dtype": "bf16", **defers}, **layout)
-                  for defers in ({"defer_grad_sync": True}, {}))  # fmt: skip
+    late, each = (
+        tiny("fsdp2", 4, run={**RUN, "grad_dtype": "bf16", **defers}, **layout) for defers in ({"defer_grad_sync": True}, {})
+    )
     elements = 2 * (36_864 + 2 * 64) + 64 + 2 * 16_384
     assert part(late, "gradient_accumulation")[0] == pytest.approx(elements * 3 * 6 * BYTE, rel=1e-9)
     assert part(each, "gradient_accumulation")[0] == 0 and part(late, "fsdp_exposed")[0] < part(each, "fsdp_exposed")[0]
@@ -131,8 +142,19 @@ def test_parameters_of_later_chunks_are_gathered_beside_earlier_ones() -> None:
     # one bucket a stage: of 1F1B nothing hides it; of two chunks the second one's half runs beside the first one's passes, of
     # which a tenth is lost to it
     for vpp, share in ((1, 1.0), (2, 1 / 2 + 0.1 / 2)):
-        found = tiny("megatron-core-0.12", 4, TINY.replace(num_hidden_layers=4), {"p2p_overlap": True}, dp=2, pp=2, vpp=vpp,
-                     zero=1, zero_shard_size=2, micro_batch_size=1024, num_micro_batches=4)  # fmt: skip
+        found = tiny(
+            "megatron-core-0.12",
+            4,
+            TINY.replace(num_hidden_layers=4),
+            {"p2p_overlap": True},
+            dp=2,
+            pp=2,
+            vpp=vpp,
+            zero=1,
+            zero_shard_size=2,
+            micro_batch_size=1024,
+            num_micro_batches=4,
+        )
         gather = found.terms.once.all_gather.communication[0]
         assert gather > 0 and part(found, "parameter_gather")[0] == pytest.approx(share * gather, rel=1e-6)
 
@@ -160,8 +182,7 @@ def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
     # two stages, the last with the head, of four micro batches; under zb-1p two stages like the last have a bubble of F + B - W
     # and four messages' lateness: here between that times what the first stage has of the last one's seconds, and what two
     # average stages take beyond the last one's work
-    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0,
-                 num_micro_batches=4)  # fmt: skip
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0, num_micro_batches=4)
     last = float(part(found, "compute")[0]) / 4
     weight = WEIGHT_GRAD + HEAD_WEIGHT_GRAD
     first, share = LAYER + JOIN + EMBEDDING, (last - 2 * weight + 4 * SEND) / last
@@ -172,8 +193,7 @@ def test_a_planned_schedule_has_the_bubble_of_its_plan() -> None:
 
 def test_what_weight_gradients_need_of_a_micro_batch() -> None:
     # 32 tokens: inputs 64, 64, 64 and 128 wide and output gradients 128 (q, k, v), 64, 256 (gate, up) and 64, in two bytes
-    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0,
-                 num_micro_batches=4)  # fmt: skip
+    found = tiny("megatron-lm-zero-bubble", 2, run=PLANNED, schedule="zb-1p", dp=1, pp=2, zero=0, num_micro_batches=4)
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert found.terms.layers.postponed[0, 0] == needed
     share = weight_share(found.terms, found.layouts, found.times.slowest)
@@ -184,8 +204,17 @@ def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
     # four layers in two stages of two chunks: a stage waits for a send each way per chunk and micro batch, but not at the ends
     # of the pipeline; with overlap only the 2 * 2 - 1 hops of the first micro batch, there and back, are exposed
     def parts(overlap: bool) -> tuple[float, float]:
-        found = tiny("megatron-lm", 2, TINY.replace(num_hidden_layers=4), {**RUN, "p2p_overlap": overlap}, dp=1, pp=2, vpp=2,
-                     zero=0, num_micro_batches=4)  # fmt: skip
+        found = tiny(
+            "megatron-lm",
+            2,
+            TINY.replace(num_hidden_layers=4),
+            {**RUN, "p2p_overlap": overlap},
+            dp=1,
+            pp=2,
+            vpp=2,
+            zero=0,
+            num_micro_batches=4,
+        )
         return float(part(found, "pp_transfer")[0]), float(part(found, "bubble")[0])
 
     on_first = 2 * (LAYER + JOIN) + EMBEDDING
@@ -239,8 +268,19 @@ def _stages(found: Solutions) -> PipelineStages:
 
 def _v_shaped(pp: int, layers: int, everywhere: float = 0.0, at_ends: float = 0.0, **layout: Any) -> np.ndarray:
     """Return the seconds of the first chunk, the last one and any other of V-shaped stages, by pass: [3, 3]."""
-    found = tiny("zero-bubble", pp, TINY.replace(num_hidden_layers=layers), {**RUN, "attention": "flash"}, dp=1, pp=pp, vpp=2,
-                 zero=0, schedule="zb-v", num_micro_batches=2 * pp, **layout)  # fmt: skip
+    found = tiny(
+        "zero-bubble",
+        pp,
+        TINY.replace(num_hidden_layers=layers),
+        {**RUN, "attention": "flash"},
+        dp=1,
+        pp=pp,
+        vpp=2,
+        zero=0,
+        schedule="zb-v",
+        num_micro_batches=2 * pp,
+        **layout,
+    )
     return chunk_work(_stages(found), np.array([everywhere]), np.array([at_ends]))[..., 0]
 
 
@@ -271,8 +311,9 @@ def test_the_chunk_with_the_loss_has_a_layer_less_where_that_counts_as_one() -> 
 def test_the_stage_with_both_ends_of_a_v_waits_for_half_of_the_messages() -> None:
     # each of two chunks exchanges with one neighbour alone: two messages a micro batch, where a middle stage has four
     model = TINY.replace(num_hidden_layers=8, vocab_size=4096)
-    found = tiny("zero-bubble", 4, model, {**RUN, "attention": "flash"}, dp=1, pp=4, vpp=2, zero=0, schedule="zb-v",
-                 num_micro_batches=8)  # fmt: skip
+    found = tiny(
+        "zero-bubble", 4, model, {**RUN, "attention": "flash"}, dp=1, pp=4, vpp=2, zero=0, schedule="zb-v", num_micro_batches=8
+    )
     assert found.times.slowest.has_head[0] == 1
     assert part(found, "pp_transfer")[0] == pytest.approx(8 * 2 * SEND, rel=1e-9)
 
@@ -307,8 +348,17 @@ def test_modules_behind_the_last_layer_are_not_recomputed_stage_by_stage() -> No
 
 def test_weight_gradients_need_more_than_a_recomputed_layer_keeps() -> None:
     # full recomputation keeps the layer's input alone: 32 tokens of 64 values in two bytes
-    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "attention": "flash"}, schedule="zb-1p", dp=1, pp=2, zero=0,
-                 num_micro_batches=4, recompute="full")  # fmt: skip
+    found = tiny(
+        "megatron-lm-zero-bubble",
+        2,
+        run={**RUN, "attention": "flash"},
+        schedule="zb-1p",
+        dp=1,
+        pp=2,
+        zero=0,
+        num_micro_batches=4,
+        recompute="full",
+    )
     needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
     assert weight_share(found.terms, found.layouts, found.times.slowest) == pytest.approx(needed / (32 * 64 * 2))
 

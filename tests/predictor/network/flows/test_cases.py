@@ -14,9 +14,17 @@ from predictor.network.flows.cases import parse_case, read_flow_cases, run_case
 from profiler.errors import InputError
 
 CASE: dict[str, Any] = {
-    "name": "one", "topo_args": {"ro": 1, "g": 32, "psn": 4, "nvbw": "1440Gbps"}, "tp": 8, "ep": 1, "gpus": 32,
-    "op": "ALLREDUCE", "slot": "fwd", "bytes": 2**20, "send_lat_us": 2, "env": {},
-}  # fmt: skip
+    "name": "one",
+    "topo_args": {"ro": 1, "g": 32, "psn": 4, "nvbw": "1440Gbps"},
+    "tp": 8,
+    "ep": 1,
+    "gpus": 32,
+    "op": "ALLREDUCE",
+    "slot": "fwd",
+    "bytes": 2**20,
+    "send_lat_us": 2,
+    "env": {},
+}
 
 
 def time_of(**changes: object) -> float:
@@ -25,9 +33,12 @@ def time_of(**changes: object) -> float:
 
 def test_slots_and_suffixes_choose_the_groups() -> None:
     kinds = {
-        ("ALLREDUCE", "fwd"): "tensor", ("ALLREDUCE", "ig"): "tensor", ("ALLGATHER", "wg"): "data",
-        ("ALLTOALL_EP", "fwd"): "expert", ("REDUCESCATTER_DP_EP", "wg"): "expert_data",
-    }  # fmt: skip
+        ("ALLREDUCE", "fwd"): "tensor",
+        ("ALLREDUCE", "ig"): "tensor",
+        ("ALLGATHER", "wg"): "data",
+        ("ALLTOALL_EP", "fwd"): "expert",
+        ("REDUCESCATTER_DP_EP", "wg"): "expert_data",
+    }
     for (op, slot), kind in kinds.items():
         assert parse_case({**CASE, "op": op, "slot": slot})[0].kind == kind
 

@@ -82,7 +82,7 @@ def changed(old: str, new: str) -> str:
         (changed("1 4 900Gbps", "4 0 900Gbps"), "line 5: nodes 0 and 4 are already linked"),
         (changed("3 5 900Gbps", "4 5 900Gbps").replace("3 6 ", "5 6 "), "line 10: GPU 3 has no link"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_the_line(text: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_topology(text, "small")

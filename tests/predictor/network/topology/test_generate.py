@@ -78,11 +78,16 @@ def test_odd_psws_of_two_planes() -> None:
 SHAPES = st.fixed_dictionaries(
     {
         "topology": st.sampled_from([None, "Spectrum-X", "AlibabaHPN", "DCN+"]),
-        "rail_optimized": st.booleans(), "dual_tor": st.booleans(), "dual_plane": st.booleans(),
-        "gpus_per_server": st.integers(1, 9), "nvswitches_per_server": st.integers(0, 3), "gpus_per_asw": st.integers(1, 20),
-        "psws": st.integers(0, 7), "asws_per_pod": st.integers(1, 300),
+        "rail_optimized": st.booleans(),
+        "dual_tor": st.booleans(),
+        "dual_plane": st.booleans(),
+        "gpus_per_server": st.integers(1, 9),
+        "nvswitches_per_server": st.integers(0, 3),
+        "gpus_per_asw": st.integers(1, 20),
+        "psws": st.integers(0, 7),
+        "asws_per_pod": st.integers(1, 300),
     }
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)
