@@ -8,9 +8,10 @@ from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import kept_input_casts
 from solver.layers.context_parallel import exchange
 from solver.layers.norm import norm_passes
-from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_sums, memory_bound, row_linear
+from solver.layers.ops import WHOLE_LAYER, bias_ops, gradient_sums, memory_bound
 from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, row_linear
 from solver.spec.choices import TpMode
 from solver.spec.recipes import FP32
 

@@ -11,7 +11,7 @@ from predictor.kernels.attn_physics import QUERY_TILE
 from predictor.kernels.gemm_layout import GemmLayout
 from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
-from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
+from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, fill_ops, gemm_dtype, memory_bound
 from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
@@ -107,7 +107,7 @@ def _flash(
     return [
         Op(name, ATTENTION, FLASH_ATTN, FORWARD, forward, count=count, variant=ran, recomputed_by=ATTENTION_CORE),
         Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, backward, count=count, variant=ran),
-        *filled(shapes, name, ATTENTION, written, count, ATTENTION_CORE),
+        *fill_ops(shapes, name, ATTENTION, written, count, ATTENTION_CORE),
     ]
 
 

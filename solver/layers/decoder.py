@@ -11,7 +11,7 @@ from solver.layers.graphs import graphed_ops
 from solver.layers.moe import token_buffer
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.offloading import offloaded_saved
-from solver.layers.ops import memory_bound, tp_collective, with_sequence_copies
+from solver.layers.ops import memory_bound
 from solver.layers.program import (
     COMPUTE,
     DOWN_LINEAR,
@@ -29,6 +29,7 @@ from solver.layers.program import (
 )
 from solver.layers.recompute import recomputed_ops, recomputed_saved
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import tp_collective, with_sequence_copies
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import PLAIN, LayerKind

@@ -8,10 +8,11 @@ import numpy as np
 
 from solver.layers.adapters import frozen_ops
 from solver.layers.norm import norm_ops
-from solver.layers.ops import linear, memory_bound, tp_collective, with_sequence_copies
+from solver.layers.ops import linear, memory_bound
 from solver.layers.program import FORWARD, INPUT_GRAD, VOCABULARY, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
+from solver.layers.tensor_parallel import tp_collective, with_sequence_copies
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec

@@ -11,9 +11,10 @@ import numpy as np
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
 from solver.layers.norm import norm_passes
-from solver.layers.ops import bias_ops, column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
+from solver.layers.ops import bias_ops, gradient_sums, linear, memory_bound
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, row_linear, tp_collective
 
 
 def latent_attention_ops(shapes: Shapes) -> list[Op]:

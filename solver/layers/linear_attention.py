@@ -12,9 +12,10 @@ import numpy as np
 
 from predictor.kernels.chunk_scan import CHUNK
 from solver.layers.norm import norm_passes
-from solver.layers.ops import WHOLE_LAYER, column_linears, gradient_sums, memory_bound, row_linear
+from solver.layers.ops import WHOLE_LAYER, gradient_sums, memory_bound
 from solver.layers.program import ATTENTION, CHUNK_SCAN, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, row_linear
 from solver.spec.recipes import FP32
 
 #: Kernels of flash-linear-attention's forward and backward pass, and of the decays and rates that torch computes before it

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.ops import bias_ops, column_linears, gradient_sums, memory_bound, row_linear
+from solver.layers.ops import bias_ops, gradient_sums, memory_bound
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, row_linear
 from solver.spec.model_size import mlp_biases, mlp_linears
 
 MODULE = "mlp"

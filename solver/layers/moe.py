@@ -22,7 +22,7 @@ from solver.layers.expert_exchange import (
 )
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
-from solver.layers.ops import gradient_sums, linear, memory_bound, tp_collective
+from solver.layers.ops import gradient_sums, linear, memory_bound
 from solver.layers.program import (
     EXPERTS,
     FORWARD,
@@ -38,6 +38,7 @@ from solver.layers.program import (
     Weight,
 )
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import tp_collective
 from solver.spec.model_size import mlp_biases, router_parameters
 from solver.spec.recipes import FP32
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.norm import norm_ops
-from solver.layers.ops import column_linears, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, MULTI_TOKEN_PREFIX, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, tp_collective
 from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKind

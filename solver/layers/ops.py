@@ -1,15 +1,14 @@
-"""Constructors of ops: a linear with its three passes, memory-bound kernels, and the collectives of each group."""
+"""Constructors of ops on one rank: a linear with its three passes, and memory-bound kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from predictor.kernels.dtypes import BLOCKWISE
 from predictor.kernels.gemm_layout import GemmLayout
-from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,
     INPUT_GRAD,
@@ -21,12 +20,12 @@ from solver.layers.program import (
     WEIGHT_GRAD,
     Array,
     Op,
-    message,
 )
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
 
+#: Recompute levels that run an op again (Op.recomputed_by): those that recompute the whole layer, or also its attention core.
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
 
@@ -61,7 +60,7 @@ def linear(
         forward,
         gemm(INPUT_GRAD, m, k, n),
         gemm(WEIGHT_GRAD, n, k, m),
-        *filled(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
+        *fill_ops(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
     ]
 
 
@@ -70,8 +69,8 @@ _AFTER_NORMS = (*QKV_LINEARS, *UP_LINEARS, VOCABULARY)
 
 
 def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Array, dtype: str) -> list[Op]:
-    """Return the casts of a weight held in fp32 to 16 bits and, in the backward pass, of its gradient to fp32; and the same of
-    an input that a norm made in fp32.
+    """Return torch.autocast's casts of an fp32 weight to 16 bits and, backward, of its gradient to fp32; the same of an input
+    that a norm wrote in fp32.
 
     weights, inputs: elements of each.
     """
@@ -83,7 +82,7 @@ def _autocast(shapes: Shapes, name: str, module: str, weights: Array, inputs: Ar
     return [replace(op, launches=0.0) for op in casts]  # the host launches them as a part of the linear
 
 
-def filled(
+def fill_ops(
     shapes: Shapes,
     name: str,
     module: str,
@@ -91,11 +90,11 @@ def filled(
     count: Array = 1.0,
     recomputed_by: tuple[Recompute, ...] = WHOLE_LAYER,
 ) -> list[Op]:
-    """Return the kernels that fill the new tensors of each pass before it writes them, in deterministic runs.
+    """Return the kernels that fill newly allocated tensors before an op writes them, in deterministic runs.
 
-    Source: torch.utils.deterministic.fill_uninitialized_memory, which torch.use_deterministic_algorithms turns on. elements: of
-    these tensors, by pass. Of tensors that kernels of torch itself write nothing is filled. count, recomputed_by: as of the op
-    that writes them.
+    elements: of these tensors, by pass. count, recomputed_by: of the op that writes them. Outputs of torch's own element-wise
+    kernels are not filled. Source: torch.utils.deterministic.fill_uninitialized_memory, which
+    torch.use_deterministic_algorithms turns on.
     """
     if not shapes.run.deterministic:
         return []
@@ -115,25 +114,8 @@ def filled(
     ]
 
 
-#: Parts in which a GEMM runs whose output is reduce-scattered part by part (NeMo's user buffers: num_splits of its pipelined
-#: overlaps).
-SCATTERED_PARTS = 4
-
-
-def _in_parts(shapes: Shapes, ops: list[Op], phase: str, parts: Array) -> list[Op]:
-    """Return ``ops`` with the GEMM of ``phase`` run in ``parts`` over the tokens, where its communication is pipelined with it.
-
-    An all-gathered operand is used as each rank's share arrives, this rank's own first, beside which the next one is sent
-    (Transformer Engine's user buffers, CommOverlapP2PBase::split_overlap_ag); a product is scattered part by part, of which the
-    last has no GEMM beside it. The GEMMs are smaller, which costs some of what the overlap saves.
-    """
-    if not shapes.run.tp_comm_overlap:
-        return ops
-    spread = {"parts": np.where(shapes.sequence_split & (shapes.keys.tp > 1), parts, 1)}
-    return [replace(op, dims={**op.dims, **spread}) if op.phase == phase else op for op in ops]
-
-
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
+    """Return the arithmetic of a GEMM, as the cost model names it. quantised: whether a quantised run quantises it."""
     precision = shapes.run.precision
     if precision == "fp32":
         return shapes.framework.kernels.arithmetic(precision)
@@ -182,187 +164,14 @@ def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: 
     return [replace(op, launches=0.0) for op in ops]
 
 
-def tp_collective(
-    shapes: Shapes,
-    name: str,
-    module: str,
-    op: str,
-    phase: str,
-    where: Array,
-    overlaps_with: tuple[str, ...] = (),
-    exposed_share: Array = 0.0,
-    size: Array | None = None,
-) -> Op:
-    """Return a collective over the tensor-parallel group, where ``where`` is true.
-
-    By default it is on the whole (micro batch, sequence, hidden) activation; size: bytes of another buffer.
-    """
-    whole = shapes.tokens * shapes.model.hidden_size * shapes.element if size is None else size
-    return Op(
-        name,
-        module,
-        op,
-        phase,
-        message(whole, shapes.groups.tp),
-        stream="tp",
-        count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0),
-        overlaps_with=overlaps_with,
-        exposed_share=exposed_share,
-        recomputed_by=WHOLE_LAYER if phase == FORWARD else (),
-    )
-
-
-def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
-    """Return ``ops`` and the copies that torch's collectives make over the sequence, which is not a tensor's first dimension:
-    what is all-gathered is joined along it, what is reduce-scattered is cut along it before (read and written).
-
-    Source: torch/distributed/_functional_collectives.py (all_gather_tensor with gather_dim, reduce_scatter_tensor with
-    scatter_dim); asynchronous tensor parallelism lays its operands out without them.
-    """
-    if not shapes.framework.tensor_parallel.copies_sequence:
-        return list(ops)
-    fused = shapes.run.tp_comm_overlap  # all but what no GEMM alone produces
-    copies = [
-        Op(
-            f"{op.name}.copy",
-            op.module,
-            MEMORY_BOUND,
-            op.phase,
-            {"bytes": 2.0 * op.dims["bytes"]},
-            count=op.count,
-            variant="copy",
-            recomputed_by=op.recomputed_by,
-        )
-        for op in ops
-        if op.stream == "tp"
-        and op.kind in ("all_gather", "reduce_scatter")
-        and np.any(op.count)
-        and not (fused and op.overlaps_with)
-    ]
-    return [*ops, *copies]
-
-
 def gradient_sums(shapes: Shapes, name: str, module: str, readers: int) -> list[Op]:
-    """Return the additions of the gradients of a norm's output that several modules read: autograd adds them one to the other.
+    """Return autograd's additions of the gradients of a norm's output that ``readers`` modules read.
 
-    Two reads and a write each; compiled, the kernel of the norm's backward pass reads one more. Where the readers share their
-    collectives the whole input's gradients are added, else each rank's part.
+    Each reads two gradients and writes their sum; compiled, the kernel of the norm's backward pass reads one more instead.
+    Where the readers share their collectives, gradients of the gathered input are added, else those of each rank's part.
     """
-    shared = shapes.framework.tensor_parallel.shares_input | _gathered_by_norm(shapes)
+    shared = shapes.framework.tensor_parallel.shares_input | shapes.gathered_by_norm
     tokens = np.where(shared, shapes.linear_tokens, shapes.norm_tokens)
     passes, elements = 1 if shapes.run.compile else 3, (readers - 1) * tokens * shapes.model.hidden_size
     sums = memory_bound(f"{name}.gradients", module, "residual", elements, 0.0, (readers > 1) * passes * shapes.stream_element)
     return [replace(op, launches=readers - 1.0) for op in sums]
-
-
-def _gathered_by_norm(shapes: Shapes) -> np.ndarray:
-    """Return where the norm all-gathers what its linears read."""
-    return shapes.sequence_split & shapes.framework.tensor_parallel.norm_gathers
-
-
-def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], normed: bool = True) -> list[Op]:
-    """Return linears of one input split by columns, with the communication that their mode needs.
-
-    widths: columns of each linear by name. normed: a norm comes directly before. Frameworks that exploit the shared input
-    communicate once for all of them, other frameworks once for each; where the norm all-gathers, the first of them has its
-    collectives.
-    """
-    together = [widths] if shapes.framework.tensor_parallel.shares_input else [{name: n} for name, n in widths.items()]
-    later = shapes.sequence_split & ~_gathered_by_norm(shapes)
-    return [
-        op
-        for number, group in enumerate(together)
-        for op in _column_group(shapes, module, k, group, later if number else shapes.sequence_split, normed)
-    ]
-
-
-def _column_group(
-    shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], split: np.ndarray, normed: bool
-) -> list[Op]:
-    """Return linears that share their collectives, with those collectives.
-
-    Where ``split``, sequence-split input is all-gathered before the linears (exposed unless the framework pipelines it with the
-    GEMM); reducing the input gradient overlaps with the weight-gradient GEMMs; a kept shard is all-gathered again, overlapped
-    with the input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py.
-    """
-    everywhere = ~shapes.sequence_split & (shapes.split > 1)
-    beside, late = shapes.overlaps_backward_collectives, shapes.exposed_backward
-    # torch's pass fuses a reduce-scatter with the one GEMM that produces its input, and here that is a sum of several
-    # (torch/_inductor/fx_passes/micro_pipeline_tp.py, fuse_matmul_reduce_scatter: "Not matmul")
-    scattered = beside and not (_compiles_overlap(shapes) and len(widths) > 1)
-    name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
-
-    def under(phase: str, hides: bool) -> tuple[str, ...]:
-        return tuple(f"{linear_name}.{phase}" for linear_name in widths) if hides else ()
-
-    whole = shapes.tokens * k
-    operand, gradient = whole * shapes.gathered_element, whole * shapes.element
-
-    def collective(what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...], late: Array = 0.0) -> Op:
-        size = operand if op == "all_gather" else gradient
-        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, late, size)
-
-    return [
-        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed),
-        collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap)),
-        *_in_parts(
-            shapes,
-            [op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)],
-            FORWARD,
-            shapes.keys.tp,
-        ),
-        *gradient_casts(shapes, name, module, shapes.linear_tokens, sum(widths.values())),
-        *weight_casts(shapes, name, module, k * sum(widths.values())),
-        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", scattered), late),
-        *(_partial_sums(shapes, name, module, INPUT_GRAD, whole, split) if scattered else []),
-        collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside), shapes.exposed_all_reduce),
-        collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside), late),
-    ]
-
-
-def _compiles_overlap(shapes: Shapes) -> bool:
-    """Return whether tensor parallelism overlaps by torch's compiled pass."""
-    return shapes.run.tp_comm_overlap and shapes.framework.can_run.compiles_tp_overlap
-
-
-def _partial_sums(shapes: Shapes, name: str, module: str, phase: str, whole: Array, where: Array) -> list[Op]:
-    """Return the kernel that sums what all ranks sent of a product, after torch's overlapped reduce-scatter, which is an
-    all-to-all: it reads as much as the whole product and writes a rank's part
-    (torch/distributed/_symmetric_memory, _fused_matmul_reduce_scatter_impl: stacked_partials)."""
-    if not _compiles_overlap(shapes):
-        return []
-    there = np.where(where & (shapes.keys.tp > 1), 1.0, 0.0)
-    dims = {"bytes": whole * shapes.element * (1 + 1 / shapes.keys.tp)}
-    again = WHOLE_LAYER if phase == FORWARD else ()
-    return [Op(f"{name}.partials", module, MEMORY_BOUND, phase, dims, count=there, variant="residual", recomputed_by=again)]
-
-
-def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> list[Op]:
-    """Return a linear split by rows.
-
-    Its output is summed over the group; under a sequence split its gradient is all-gathered.
-    """
-    split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
-    forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
-    backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()
-    parts = shapes.keys.tp if _compiles_overlap(shapes) else SCATTERED_PARTS
-    whole, gemms = shapes.tokens * n, _in_parts(shapes, linear(shapes, name, module, n, k), FORWARD, parts)
-    return [
-        *input_casts(shapes, name, module, shapes.linear_tokens, k, False, normed=False),
-        *_in_parts(shapes, gemms, INPUT_GRAD, shapes.keys.tp),
-        *gradient_casts(shapes, name, module, shapes.linear_tokens, n, split),
-        *weight_casts(shapes, name, module, n * k),
-        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, 1 / parts),
-        *_partial_sums(shapes, name, module, FORWARD, whole, split),
-        tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
-        tp_collective(
-            shapes,
-            f"{name}.all_gather",
-            module,
-            "all_gather",
-            INPUT_GRAD,
-            split,
-            backward,
-            size=whole * shapes.gathered_element,
-        ),
-    ]

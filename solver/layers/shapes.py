@@ -83,6 +83,11 @@ class Shapes:
         return recipe_of(self.run.precision, self.run.fp8_recipe) if self.kind.quantised else None
 
     @property
+    def gathered_by_norm(self) -> np.ndarray:
+        """Whether the norm all-gathers what its linears read: bool [keys]."""
+        return self.sequence_split & self.framework.tensor_parallel.norm_gathers
+
+    @property
     def dropout(self) -> bool:
         return applies_dropout(self.model, self.run)
 

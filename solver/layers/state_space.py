@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.norm import norm_passes
-from solver.layers.ops import column_linears, memory_bound, row_linear
+from solver.layers.ops import memory_bound
 from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, MAMBA, OTHERS, STATE_SPACE, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.tensor_parallel import column_linears, row_linear
 from solver.spec.recipes import FP32
 
 #: Kernels that the host launches each way: the state-space kernels (predictor.kernels.state_space), the fp32 decays and biases
