@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.adapters import adapted_ops, adapter_weights, adapters_saved, frozen_ops
-from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
 from solver.layers.graphs import graphed_ops
 from solver.layers.moe import token_buffer
@@ -30,6 +29,7 @@ from solver.layers.program import (
 from solver.layers.recompute import recomputed_ops, recomputed_saved
 from solver.layers.shapes import Shapes
 from solver.layers.tensor_parallel import tp_collective, with_sequence_copies
+from solver.layers.unfused_core import scores_buffer
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import PLAIN, LayerKind

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.attention_core import ATTENTION_SCORES
 from solver.layers.program import Saved
 from solver.layers.shapes import Shapes
+from solver.layers.unfused_core import ATTENTION_SCORES
 from solver.spec.choices import OFFLOAD_LEAST_ELEMENTS
 from solver.spec.norms import norms_beside_linears
 

@@ -107,6 +107,11 @@ class Shapes:
         return self.tokens * self.core_kv_heads * self.kv_width
 
     @property
+    def qkv_width(self) -> np.ndarray:
+        """Width of one token's queries, keys and values, as the attention core works on them."""
+        return self.heads * self.model.qk_head_dim + self.core_kv_heads * self.kv_width
+
+    @property
     def context_elements(self) -> np.ndarray:
         """Elements of the attention core's output."""
         return self.tokens * self.heads * self.model.value_head_dim
