@@ -1,4 +1,4 @@
-"""How many rows of tokens the experts of a rank work on, and how many a rank sends to them."""
+"""Rows of a mixture of experts: those that a rank sends, receives, and computes with its experts; a token has top-k rows."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def router_choice(model: ModelSpec) -> tuple[int, int]:
 
 
 def blocks_of_token(shapes: Shapes, groups: Array) -> Array:
-    """Return how many of ``groups`` equal parts of the experts hold those of a token whose experts follow each other."""
+    """Return how many of ``groups`` equal blocks of experts a token reaches whose experts are consecutive."""
     return np.maximum(np.ceil(shapes.model.num_experts_per_tok * groups / shapes.model.num_experts), 1.0)
 
 
 def arriving_rows(shapes: Shapes) -> Array:
-    """Return the rows from which a rank's rows are made: its own tokens before all-to-alls; else those that arrive, of which an
-    all-gather brings all and DeepEP's and hybrid-EP's kernels one for each rank that a token goes to."""
+    """Return the rows that a permutation reads: a rank's own tokens before all-to-alls; else received rows, of which an
+    all-gather delivers all, and DeepEP's and hybrid-EP's kernels one for each rank that a token goes to; [keys]."""
     keys, tokens = shapes.keys, shapes.norm_tokens
     if shapes.run.moe_dispatcher == "alltoall":
         return tokens

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from solver.layers.moe import ROUTER, SHARED
-from solver.layers.program import FORWARD, INPUT_GRAD, Op
+from solver.layers.program import FORWARD, INPUT_GRAD, ROUTER, SHARED_EXPERTS, Op
 from solver.layers.shapes import Shapes
 
 #: Launches that replay a graph: a copy into its input, and the graph (assumed).
@@ -30,7 +29,7 @@ def graphed_ops(shapes: Shapes, ops: list[Op]) -> list[Op]:
     chosen = [name for name in shapes.run.modules_graphed if name in there]
     wanted: set[str] = set().union(*(_CAPTURED[name] for name in chosen))
     if "moe_router" in chosen and not shapes.run.moe_shared_expert_overlap:
-        wanted.add(SHARED)
+        wanted.add(SHARED_EXPERTS)
     captured = [i for i, op in enumerate(ops) if wanted & {op.module, op.name}]
     first = {phase: next((i for i in captured if ops[i].phase == phase), -1) for phase in (FORWARD, INPUT_GRAD)}
     left = {i: REPLAY * (i in first.values()) for i in captured}

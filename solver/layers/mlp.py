@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.ops import bias_ops, gradient_sums, memory_bound
-from solver.layers.program import LINEARS, Array, Op, Saved, Weight
+from solver.layers.program import LINEARS, MLP, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.layers.tensor_parallel import column_linears, row_linear
 from solver.spec.model_size import mlp_biases, mlp_linears
 
-MODULE = "mlp"
 
-
-def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = MODULE) -> list[Op]:
+def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = MLP) -> list[Op]:
     """Return the ops of one MLP block; gate and up are one GEMM or two, depending on the framework.
 
     intermediate: width of the whole MLP. prefix: before the names of the ops.

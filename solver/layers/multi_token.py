@@ -46,7 +46,12 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, 
     ]
     own = [Weight("projection", 2.0 * h * h / shapes.split, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]
     weights = [
-        replace(weight, name=MULTI_TOKEN_PREFIX + weight.name, elements=weight.elements * modules, alike=weight.alike * modules)
+        replace(
+            weight,
+            name=MULTI_TOKEN_PREFIX + weight.name,
+            elements=weight.elements * modules,
+            matrices=weight.matrices * modules,
+        )
         for weight in (*own, *layer.weights)
     ]
     return replace(

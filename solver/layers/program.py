@@ -19,7 +19,9 @@ LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "
 ONE_KERNEL = "one kernel"
 CHUNK_SCAN = "chunk_scan"  #: the gated delta rule of linear attention
 STATE_SPACE = "state_space"  #: Mamba-2's kernels between its convolution and its norm
-ATTENTION, MAMBA = "attention", "mamba"  #: modules of the ops between the norm and the residual
+#: Modules of a layer: what is recomputed, captured in a graph and reported together.
+ATTENTION, MAMBA, MLP = "attention", "mamba", "mlp"
+ROUTER, EXCHANGE, EXPERT_MODULE, SHARED_EXPERTS = "router", "expert_exchange", "experts", "shared_experts"
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
@@ -28,6 +30,7 @@ ONCE_PER_STEP = "step"  #: phase of what runs outside the layers, once a step or
 #: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, experts, of which each rank of an
 #: expert group holds some, adapters beside frozen linears, and all others.
 LINEARS, OTHERS, EXPERTS, ADAPTERS = "linears", "others", "experts", "adapters"
+PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
 VOCABULARY = "vocab"  #: the weight of the head's projection, and its op
 #: Linears of a layer, and their weights: the projections of queries, keys and values (of linear attention also of its gate and
 #: rates), attention's output, and the MLP's.
@@ -38,7 +41,6 @@ SCORES, CONTEXT = "scores", "context"  #: GEMMs of unfused attention, which have
 MULTI_TOKEN_PREFIX = "nextn."  #: of the names of ops of multi-token prediction
 #: Bytes over the link to the host, and through the host's memory.
 HOST_LINK, HOST_MEMORY = "host_link", "host_memory"
-PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
 
 Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 
@@ -74,7 +76,7 @@ class Op:
     #: ONE_KERNEL, else the host launches a GEMM for each group; others: BEFORE_ANOTHER
     variant: str = ""
     launches: Array = 1.0  #: kernels that the host launches for each run of it
-    after_wait: Array = False  #: the host launches it when the device has run all that was launched before
+    after_host_sync: Array = False  #: the host launches it after it has waited for the device (a CUDA synchronisation)
     dtype: str = "bf16"
 
     @property
@@ -115,13 +117,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Weight:
-    """Parameters of one layer on one rank, in elements. group: who holds copies of them (PARAMETER_GROUPS). alike: number of
-    equal matrices that they are."""
+    """Parameters of one layer on one rank, in elements. group: who holds copies of them (PARAMETER_GROUPS). matrices: number of
+    equal matrices that they consist of."""
 
     name: str
     elements: Array
     group: str = OTHERS
-    alike: Array = 1
+    matrices: Array = 1
 
 
 @dataclass(frozen=True)
@@ -228,4 +230,4 @@ class LayerProgram:
     def distinct_elements(self) -> dict[str, np.ndarray]:
         """Return the elements of linears, experts and the vocabulary by name, equal matrices once; shape [keys] each."""
         held = (w for w in self.weights if w.group != OTHERS or w.name == VOCABULARY)
-        return {w.name: np.broadcast_to(np.asarray(w.elements / w.alike, dtype=float), len(self.keys)) for w in held}
+        return {w.name: np.broadcast_to(np.asarray(w.elements / w.matrices, dtype=float), len(self.keys)) for w in held}

@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.layers.expert_exchange import MODULE as EXCHANGE
 from solver.layers.expert_rows import expert_rows, sent_rows
-from solver.layers.moe import MODULE as EXPERT_MODULE
-from solver.layers.moe import ROUTER, SHARED
 from solver.layers.program import (
     CONTEXT,
     DOWN_LINEAR,
+    EXCHANGE,
+    EXPERT_MODULE,
     FLASH_ATTN,
     FORWARD,
     OUTPUT_LINEAR,
     QKV_LINEARS,
+    ROUTER,
+    SHARED_EXPERTS,
     UP_LINEARS,
     Op,
     Saved,
@@ -52,7 +53,7 @@ DISCARDED = {
     "mla_up_proj": Discarded(("qkv", "low_ranks_normed"), ops=("q_up", "kv_up", "rope", "assembly")),
     "mlp": Discarded(("act_input", "act_output"), ops=(*UP_LINEARS, "activation", DOWN_LINEAR)),
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
-    "shared_experts": Discarded(_SHARED, modules=(SHARED,)),
+    "shared_experts": Discarded(_SHARED, modules=(SHARED_EXPERTS,)),
     "moe": Discarded(
         (
             "router_scores",
@@ -65,7 +66,7 @@ DISCARDED = {
             "probabilities",
             *_SHARED,
         ),
-        modules=(ROUTER, EXCHANGE, EXPERT_MODULE, SHARED),
+        modules=(ROUTER, EXCHANGE, EXPERT_MODULE, SHARED_EXPERTS),
     ),
 }
 

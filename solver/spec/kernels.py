@@ -69,7 +69,7 @@ class Kernels:
     launch_seconds: float | None = None
     #: The probabilities are applied to the activation, so that the experts' outputs need not be kept.
     probabilities_in_activation: bool = True
-    weighs_in_fp32: bool = False  #: torch's own kernels weigh and add the experts' outputs, in fp32
+    combines_in_fp32: bool = False  #: torch's own kernels weight and add the experts' outputs, in fp32
 
     def arithmetic(self, precision: str) -> str:
         """Return the number format in which GEMMs of a run of ``precision`` multiply."""

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.kernels.gemm_layout import GemmLayout
-from solver.layers.moe import MODULE as EXPERT_MODULE
-from solver.layers.moe import ROUTER
 from solver.layers.program import (
+    EXPERT_MODULE,
     EXPERTS,
     FORWARD,
     GROUPED_LINEAR,
     LINEAR,
     LINEARS,
     ONCE_PER_STEP,
+    ROUTER,
     VOCABULARY,
     Op,
     name_in_layer,

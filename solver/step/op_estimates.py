@@ -233,8 +233,8 @@ def _launches_and_waits(ops: Sequence[Op], keys: int) -> tuple[np.ndarray, np.nd
     launches, waits = np.empty((len(ops), keys)), np.zeros((len(ops), keys), dtype=bool)
     for row, waiting, op in zip(launches, waits, ops, strict=True):
         row[:] = np.minimum(op.count, 1.0) * op.launches
-        if op.after_wait is not False:
-            waiting[:] = np.asarray(op.after_wait, dtype=bool) & (np.asarray(op.count) > 0)
+        if op.after_host_sync is not False:
+            waiting[:] = np.asarray(op.after_host_sync, dtype=bool) & (np.asarray(op.count) > 0)
     return launches, waits
 
 

@@ -17,10 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.layers.expert_exchange import MODULE as EXCHANGE
-from solver.layers.moe import MODULE as EXPERT_MODULE
-from solver.layers.moe import SHARED
-from solver.layers.program import COMBINE, DISPATCH, FORWARD, WEIGHT_GRAD, Op
+from solver.layers.program import COMBINE, DISPATCH, EXCHANGE, EXPERT_MODULE, FORWARD, SHARED_EXPERTS, WEIGHT_GRAD, Op
 from solver.step.op_estimates import LayerTimes, OpEstimates
 
 #: Layers that are simulated, and of these those that are left out of the mean: the first pairs fill the two streams.
@@ -80,7 +77,7 @@ def _pass_of(op: Op) -> int:
 
 
 def _of_experts(op: Op) -> bool:
-    return op.module in (EXPERT_MODULE, SHARED) or (op.module == EXCHANGE and op.name in ("sort", "unsort"))
+    return op.module in (EXPERT_MODULE, SHARED_EXPERTS) or (op.module == EXCHANGE and op.name in ("sort", "unsort"))
 
 
 def _steady_seconds(

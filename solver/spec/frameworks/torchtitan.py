@@ -132,7 +132,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "experts_gate_apart": True,
         "one_grouped_kernel": True,  # models/moe/moe.py: torch._grouped_mm
         "probabilities_in_activation": False,  # score_before_experts is off
-        "weighs_in_fp32": True,
+        "combines_in_fp32": True,
     },
     tensor_parallel={"experts_gather": True},
     # activation_checkpoint.early_stop; models/qwen3/infra/parallelize.py lists no all-to-all

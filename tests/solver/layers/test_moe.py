@@ -378,7 +378,7 @@ def test_experts_send_what_megatron_core_sends(case: tuple[str, int, int, int]) 
 
 def waiting(layer: LayerProgram) -> set[str]:
     """Labels of the ops for which the host waits."""
-    return {o.label for o in layer.ops if np.any(np.asarray(o.after_wait) & (np.asarray(o.count) > 0))}
+    return {o.label for o in layer.ops if np.any(np.asarray(o.after_host_sync) & (np.asarray(o.count) > 0))}
 
 
 def test_where_the_host_waits() -> None:

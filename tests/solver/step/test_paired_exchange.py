@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.layers.expert_exchange import MODULE as EXCHANGE
-from solver.layers.moe import MODULE as EXPERTS
-from solver.layers.program import FORWARD, INPUT_GRAD, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.layers.program import EXCHANGE, FORWARD, INPUT_GRAD, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.layers.program import EXPERT_MODULE as EXPERTS
 from solver.step.op_estimates import OpEstimates, layer_times
 from solver.step.paired_exchange import paired_seconds
 
