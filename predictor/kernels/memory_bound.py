@@ -28,6 +28,9 @@ GIVEN_UNCERTAINTY = 0.25
 #: hadamard_quantize: largest value and both copies of NVFP4 operands, rotated along one axis (pytorch/ao 36027d8,
 #: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
 #: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).
+#: swizzle: scales of block-scaled operands, one kernel each. On GB200 padding and swizzle take 11.1 us of 16,384 x 4,128 values
+#: in MXFP8, a fused kernel 4.3 (Transformer Engine's pull request 3519); in NVFP4 two swizzles take about 25 us (its pull
+#: request 3011; of 51M values, as of Llama's): 0.07 to 0.13 of the bandwidth beside the assumed launch.
 KIND_SHARE = {
     "norm": 0.54,
     "norm_grad": 0.52,
@@ -43,6 +46,7 @@ KIND_SHARE = {
     "residual": 0.90,
     "embedding": 0.17,
     "quantize": 0.85,
+    "swizzle": 0.10,
     "hadamard_quantize": 0.38,
     "cross_entropy": 0.35,
     "mixed": 0.69,
@@ -102,7 +106,7 @@ _SCALAR = {"strided": 4.0, "cast": 6.0, "mixed": 10.0}
 #: torch's reach 8% less of GH200's (30 GB/s for each) than of A100's (19), in the median of ten kinds; vLLM's quantisation 10%
 #: less of B200's (54) than of H100's (25). KIND_SHARE is of the mean of A100 and GH200, but for _ON_BLACKWELL.
 ISSUE_EXPONENT, USUAL_PER_SM = 0.16, 24e9
-_ON_BLACKWELL = ("hadamard_quantize", "cross_entropy", "permute")  #: measured on B200, too
+_ON_BLACKWELL = ("hadamard_quantize", "cross_entropy", "permute", "swizzle")  #: measured on B200, too
 #: Kinds that take a measured one's constants where they were not measured: reductions and broadcasts those of norms.
 _MEASURED_LIKE = {"row": "norm", "strided": "residual"}
 _GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not measured is as fast as the forward one

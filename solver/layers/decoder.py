@@ -28,6 +28,7 @@ from solver.layers.program import (
 )
 from solver.layers.recompute import recomputed_ops, recomputed_saved
 from solver.layers.shapes import Shapes
+from solver.layers.swizzles import with_swizzles
 from solver.layers.tensor_parallel import tp_collective, with_sequence_copies
 from solver.layers.unfused_core import scores_buffer
 from solver.spec.choices import TpMode
@@ -64,7 +65,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster,
     norms = Weight("norms", norms_of(model, kind) * model.norm_parameters + model.qk_norm_parameters * kind.softmax)
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
-    ops = graphed_ops(shapes, with_sequence_copies(shapes, recomputed_ops(shapes, ops)))
+    ops = graphed_ops(shapes, with_swizzles(shapes, with_sequence_copies(shapes, recomputed_ops(shapes, ops))))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     stream = shapes.norm_tokens * model.hidden_size * shapes.stream_element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))

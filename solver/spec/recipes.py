@@ -20,7 +20,7 @@ class Recipe:
     gradient and weight gradient need copies that are quantised along different axes; otherwise a copy is the transpose of the
     other. rotates: a random Hadamard transform rotates the copy that a weight gradient reads. in_norm: a norm before the linear
     writes its output quantised. grouped: one kernel quantises the rows of all experts. gathers_wide: ZeRO-1 gathers in 16
-    bits weights that are held quantised.
+    bits weights that are held quantised. swizzled: bytes of a value's share of scales that GEMMs read in an order of their own.
     """
 
     element: float
@@ -30,6 +30,7 @@ class Recipe:
     in_norm: bool = False
     grouped: bool = False
     gathers_wide: bool = False
+    swizzled: float = 0.0
 
 
 #: By name; ``delayed``, ``tensorwise`` and ``blockwise`` are recipes of fp8, the other two are formats of their own.
@@ -37,8 +38,10 @@ RECIPES = {
     "delayed": Recipe(1.0, in_norm=True, grouped=True),  # scale from the largest values of past steps
     "tensorwise": Recipe(1.0, reads=2),  # scale from this tensor's largest value
     "blockwise": Recipe(1.0 + 4 / 128, by_axis=True),  # an fp32 scale for 128 values
-    "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True, gathers_wide=True),  # an 8-bit exponent for 32 values
-    "nvfp4": Recipe(0.5 + 1 / 16, reads=2, by_axis=True, rotates=True),  # an fp8 scale for 16 values, and one for the tensor
+    # an 8-bit exponent for 32 values
+    "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True, gathers_wide=True, swizzled=1 / 32),
+    # an fp8 scale for 16 values, and one for the tensor
+    "nvfp4": Recipe(0.5 + 1 / 16, reads=2, by_axis=True, rotates=True, swizzled=1 / 16),
 }
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 

@@ -110,6 +110,7 @@ MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
     "2026-02",
     aliases=("megatron-bridge 26",),
     flags={"moe_dispatcher": "hybridep"},
+    kernels={"swizzled_casts": ("mxfp8",)},  # Transformer Engine's pull request 2486 of January 2026, as of 2.12 (inferred)
     can_run={"offloads": ("optimizer", "activations", "modules"), "packed_exchanges": ("ring", "a2a")},
 )
 
