@@ -103,10 +103,19 @@ def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -
 
 
 def _code(name: str) -> Framework:
-    """Return a release without its name, what is only a default, which files state, and what it would also run."""
+    """Return a release without its name, what is only a default, which files state, what it would also run, and what its
+    Transformer Engine does."""
     found = framework_of(name)
     return replace(
-        found, name="", released="", aliases=(), broad_aliases=(), flags={}, best_practice={}, can_run=GENERIC.can_run
+        found,
+        name="",
+        released="",
+        aliases=(),
+        broad_aliases=(),
+        flags={},
+        best_practice={},
+        can_run=GENERIC.can_run,
+        kernels=replace(found.kernels, swizzled_casts=()),
     )
 
 

@@ -97,14 +97,14 @@ def _assembly(shapes: Shapes) -> list[Op]:
     part of q in place, another reads what kv_up gave and writes k and v; backward likewise.
     """
     model, heads, e = shapes.model, shapes.heads, shapes.element
-    if shapes.framework.kernels.fused_latent_rope:
+    if shapes.fused_latent_rope:
         turned = shapes.tokens * heads * model.qk_rope_head_dim
         moved = shapes.tokens * heads * (model.qk_nope_head_dim + model.qk_head_dim + 2 * model.v_head_dim)
         return [
             *memory_bound("rope", ATTENTION, "rope", turned, 2 * e, 2 * e),
             *memory_bound("assembly", ATTENTION, "rope", moved, e, e),
         ]
-    fused = shapes.fused_rope and shapes.framework.kernels.fused_latent_rope is None
+    fused = shapes.fused_rope and shapes.fused_latent_rope is None
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
     return [

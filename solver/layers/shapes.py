@@ -188,8 +188,15 @@ class Shapes:
 
     @property
     def fused_rope(self) -> bool:
-        """Whether rotary embedding is one kernel."""
-        return self.framework.kernels.fused_rope or self.fused_elementwise
+        """Whether rotary embedding is one kernel: as the run states, or as the framework does."""
+        stated = self.run.rope_fusion
+        return self.framework.kernels.fused_rope or self.fused_elementwise if stated is None else stated
+
+    @property
+    def fused_latent_rope(self) -> bool | None:
+        """Whether rotary embedding of latent attention is two kernels with what puts keys together, or eager chains (False)."""
+        stated = self.run.rope_fusion
+        return self.framework.kernels.fused_latent_rope if stated is None else stated
 
     @classmethod
     def of(cls, keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:

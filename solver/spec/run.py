@@ -58,6 +58,7 @@ class Run:
     flash_generation: int = 0  #: of the FlashAttention that ran; 0: the framework's, else the best one for the device
     fused_softmax: bool | None = None  #: unfused attention: scale, mask and softmax are one kernel; None: as the framework does
     fused_norm: bool = True  #: norms are one kernel each way
+    rope_fusion: bool | None = None  #: rotary embedding is one kernel (of latent attention two); None: as the framework does
     cross_entropy_fusion: bool = False  #: the loss is one kernel
     #: te: Transformer Engine's kernel, in place. native: Megatron's compiled functions, in fp32. linear: with the projection.
     cross_entropy_fusion_impl: str = "te"

@@ -140,6 +140,7 @@ def _layout(file: SectionReader) -> dict[str, Any]:
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
         "fp8_attention": _has_fp8_attention(file),
+        **({} if model.flag("apply_rope_fusion", True) else {"rope_fusion": False}),
         **_amax_reduction(file),
     }
 

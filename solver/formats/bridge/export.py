@@ -79,6 +79,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         "num_query_groups": model.num_key_value_heads,
         "activation_func": _target(f"torch.nn.functional.{'silu' if model.gated_mlp else 'gelu'}"),
         "moe_shared_expert_overlap": run.moe_shared_expert_overlap,
+        "apply_rope_fusion": run.rope_fusion is not False,
         "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", VOCAB_MULTIPLE),
         "virtual_pipeline_model_parallel_size": flags.get("num-virtual-stages-per-pipeline-rank"),
         "recompute_granularity": flags.get("recompute-granularity"),

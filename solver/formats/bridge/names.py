@@ -188,7 +188,6 @@ KNOWN: Known = keys(
 )
 #: Dotted key -> what is left out of the estimate where it is false or a number; flags that say the same are Megatron's.
 LEFT_OUT_KEYS: Described = {
-    "model.apply_rope_fusion": ((True, None), LEFT_OUT["no-rope-fusion"]),
     "model.bias_activation_fusion": ((True, None), "the kernels of an unfused activation"),
     "model.bias_dropout_fusion": ((True, None), LEFT_OUT["no-bias-dropout-fusion"]),
     "ddp.bucket_size": ((None, 0), LEFT_OUT["ddp-bucket-size"]),

@@ -93,6 +93,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         **recipe_of(flags),
         "attention": _attention(flags),
         **({"fused_softmax": False} if "no-masked-softmax-fusion" in flags and _attention(flags) == "unfused" else {}),
+        **({"rope_fusion": False} if "no-rope-fusion" in flags and model.get("position", "rope") == "rope" else {}),
         "tp_comm_overlap": "tp-comm-overlap" in flags and "sequence-parallel" in flags and tp > 1,
         "dropout": any(share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
         "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in flags,

@@ -297,6 +297,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-num-layers": None if run.recompute != "full" else each if part else run.recompute_group,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
         "no-masked-softmax-fusion": run.fused_softmax is False,
+        "no-rope-fusion": run.rope_fusion is False,
         "attention-dropout": 0.1 * bool(run.dropout),
         "hidden-dropout": 0.1 * bool(run.dropout),
         "tp-comm-overlap": run.tp_comm_overlap and run.tp > 1,

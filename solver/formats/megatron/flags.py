@@ -138,7 +138,6 @@ LEFT_OUT = {
     "no-async-tensor-model-parallel-allreduce": "gradients of inputs that are reduced beside nothing",
     "no-bias-dropout-fusion": "the kernels of unfused dropout",
     "use-tp-pp-dp-mapping": "the order of the ranks, with pipeline stages before replicas inside a node",
-    "no-rope-fusion": "the kernels of an unfused rotary embedding",
     "rampup-batch-size": "the smaller batches before the whole one",
     "overlap-param-gather-with-optimizer-step": "gathers of weights beside the optimizer's step",
     "overlap-p2p-communication-warmup-flush": "exchanges between stages beside the work that fills and empties the pipeline",
@@ -287,7 +286,7 @@ _READ = _flags(
     "fp4-format "
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
     "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
-    "no-masked-softmax-fusion "
+    "no-masked-softmax-fusion no-rope-fusion "
     "activation-func-clamp-value enable-gpt-oss moe-layer-recompute moe-shared-expert-gate no-rope-freq padded-vocab-size "
     "qk-l2-norm window-attn-skip-freq window-size attention-output-gate linear-attention-freq "
     "hybrid-override-pattern is-hybrid-model mamba-num-heads "

@@ -444,13 +444,13 @@ def test_a_backend_that_does_not_exist_is_refused_over_a_recipe_too(tmp_path: Pa
         )
 
 
-def test_kernels_that_are_not_fused_are_left_out_and_said(tmp_path: Path) -> None:
+def test_kernels_that_are_not_fused_are_read_or_left_out_and_said(tmp_path: Path) -> None:
     config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
-    assert (
-        "left out of the estimate: the kernels of an unfused rotary embedding (model.apply_rope_fusion False)" in config.notes
-    )
+    assert config.layout["rope_fusion"] is False
     fused = load(tmp_path, OVERRIDES.replace("apply_rope_fusion: false", "apply_rope_fusion: true"), "qwen3_30b_a3b")
-    assert not any("left out" in note for note in fused.notes)
+    assert fused.layout["rope_fusion"] is None
+    unfused = load(tmp_path, OVERRIDES.replace("apply_rope_fusion: false", "bias_dropout_fusion: false"), "qwen3_30b_a3b")
+    assert "left out of the estimate: the kernels of unfused dropout (model.bias_dropout_fusion False)" in unfused.notes
 
 
 def test_what_dist_sets_counts_for_ddp(tmp_path: Path) -> None:

@@ -187,3 +187,11 @@ def test_megatron_copies_around_the_split_of_q_k_and_v() -> None:
     )
     assert alone["qkv.split.forward"][1] == 64 * 4 * 16 * 4  # of the values only: each query is beside its key
     assert "qkv.split.forward" not in moved(program(framework="torchtitan"))
+
+
+@pytest.mark.parametrize(("stated", "variant"), [(None, "rope"), (True, "rope"), (False, "rope_eager")])
+def test_a_run_may_state_whether_rotary_embedding_is_one_kernel(stated: bool | None, variant: str) -> None:
+    run = toy_layout(8, 32, framework="megatron-core", rope_fusion=stated)
+    ops = {op.label: op for op in layer_program(layer_keys("mtp"), TINY, run, cluster_of(DEVICE)).ops}
+    assert ops["rope.forward"].variant == variant
+    assert ops["rope.input_grad"].variant == (variant if stated is not False else "rope_eager_grad")

@@ -85,6 +85,15 @@ def test_megatron_core_turns_latent_attention_with_a_chain_of_kernels(framework:
     assert kinds == {"rope.forward": variant, "rope.input_grad": f"{variant}_grad" if variant == "rope_eager" else variant}
 
 
+@pytest.mark.parametrize(
+    ("framework", "stated", "variant"), [("megatron-bridge-25", False, "rope_eager"), ("megatron-core-0.12", True, "rope")]
+)
+def test_a_run_may_state_how_it_turns_latent_attention(framework: str, stated: bool, variant: str) -> None:
+    kinds = {op.label: op.variant for op in program(MLA, framework=framework, rope_fusion=stated).ops}
+    assert kinds["rope.forward"] == variant
+    assert kinds["assembly.forward"] == ("rope" if stated else "copy")
+
+
 def test_what_goes_over_the_tensor_group_is_of_low_rank() -> None:
     layer = program(MLA, "msp", tp=2)
     sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.stream == "tp" and np.any(o.count)}
