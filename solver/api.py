@@ -86,7 +86,8 @@ def load_problem(
     precision = {"precision": Run.precision, **chosen.flags, **given, **constants}["precision"]
     for key, why in idle_settings(constants, model, str(precision), chosen).items():
         raise InputError(f"{key} changes nothing{why}; leave it out")
-    flags = {**chosen.flags_of(precision), **chosen.best_practice, **attention_of(chosen, model)}
+    recipe = {**given, **constants}.get("fp8_recipe")
+    flags = {**chosen.flags_of(precision, recipe), **chosen.best_practice, **attention_of(chosen, model)}
     defaults = {key: value for key, value in flags.items() if key not in AXES}
     stated = whole_number("seq_len", seq_len) if seq_len is not None else run_config.seq_len
     length = stated or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)

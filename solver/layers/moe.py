@@ -90,7 +90,24 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     choice = memory_bound("routing", ROUTER, "residual", scores, 1.0, 1.0)
     counts = {FORWARD: 3, INPUT_GRAD: 1} if shapes.run.moe_router_fusion else {FORWARD: forward, INPUT_GRAD: -(-forward // 2)}
     gate = linear(shapes, "router", ROUTER, model.num_experts, model.hidden_size, tokens=tokens, quantised=False)
-    return [*gate, *(replace(op, count=float(counts[op.phase]), launches=float(counts[op.phase])) for op in choice)]
+    return [
+        *gate,
+        *_wide_gradients(shapes),
+        *(replace(op, count=float(counts[op.phase]), launches=float(counts[op.phase])) for op in choice),
+    ]
+
+
+def _wide_gradients(shapes: Shapes) -> list[Op]:
+    """Return the copies of a router that works in fp32: its input is cast again in the backward pass (6 bytes a value) and read
+    so (2 more), the gradient is written so (2 more) and cast back (6). The forward GEMM reads 16 bits.
+
+    Source: Megatron-Core's moe_utils.py, RouterGatingLinearFunction.
+    """
+    stated, kernels = shapes.run.moe_router_fp32, shapes.framework.kernels
+    if not (kernels.router_fp32 if stated is None else stated) or shapes.element == FP32:
+        return []
+    elements = shapes.norm_tokens * shapes.model.hidden_size
+    return memory_bound("router.gradients", ROUTER, "copy", elements, 0.0, 16.0)
 
 
 def _routes(shapes: Shapes) -> bool:

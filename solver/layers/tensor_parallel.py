@@ -119,9 +119,16 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
             INPUT_GRAD,
             split,
             backward,
-            size=whole * shapes.gathered_element,
+            size=whole * shapes.gathered_element * _orders(shapes),
         ),
     ]
+
+
+def _orders(shapes: Shapes) -> int:
+    """Return how many copies of a row-parallel linear's gradient are all-gathered: where scales lie along the axis that a GEMM
+    sums over, one for the input gradient and one for the weight gradient (Transformer Engine's linear.py, which asks for both
+    usages, and distributed.py)."""
+    return 2 if shapes.gathers_quantised and shapes.recipe is not None and shapes.recipe.by_axis else 1
 
 
 def _all_reduced(shapes: Shapes) -> np.ndarray:

@@ -72,9 +72,12 @@ class Framework:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated
 
-    def flags_of(self, precision: str | None) -> dict[str, Any]:
-        """Return the flags of a run of ``precision``, whose 16-bit gradients have its type."""
+    def flags_of(self, precision: str | None, fp8_recipe: str | None = None) -> dict[str, Any]:
+        """Return the flags of a run of ``precision``, whose 16-bit gradients have its type; recipes that quantise in blocks of
+        128 keep 16-bit weights (NeMo's and Megatron-Bridge's mixed_precision.py: bf16_with_fp8_subchannel_scaling_mixed)."""
         found = dict(self.flags)
+        if fp8_recipe == "blockwise":
+            found.pop("fp8_param_gather", None)
         narrow = found.get("grad_dtype") in _HALVES or (self.narrow_fp16_gradients and precision == "fp16")
         if precision in _HALVES and narrow:
             found["grad_dtype"] = precision

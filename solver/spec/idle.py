@@ -31,6 +31,7 @@ def idle_settings(stated: Iterable[str], model: ModelSpec, precision: str, frame
         "num_layers_at_start_in_bf16": (not scaled, of_format),
         "num_layers_at_end_in_bf16": (not scaled, of_format),
         "moe_shared_expert_overlap": (not model.shared_expert_intermediate_size, f": {model.name} has no shared experts"),
+        "rope_fusion": (model.position != "rope", f": {model.name} has no rotary embedding"),
         "overlap_weight_gather": (TpMode.ISP not in framework.can_run.tp_modes, f" under {framework.name}, which has no isp"),
     }
     found = {}

@@ -98,6 +98,7 @@ class Run:
     moe_routing: str = "random"
     moe_grouped_gemm: bool = True  #: one kernel for the GEMMs of all experts of a rank; otherwise one after the other
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
+    moe_router_fp32: bool | None = None  #: the router multiplies and differentiates in fp32; None: as the framework does
     moe_router_fusion: bool = False  #: scores and choice of the experts are a kernel, and not a chain of them
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another

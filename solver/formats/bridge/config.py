@@ -141,6 +141,7 @@ def _layout(file: SectionReader) -> dict[str, Any]:
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
         "fp8_attention": _has_fp8_attention(file),
         **({} if model.flag("apply_rope_fusion", True) else {"rope_fusion": False}),
+        **({"moe_router_fp32": False} if model.get("moe_router_dtype", "fp32") is None else {}),
         **_amax_reduction(file),
     }
 

@@ -101,6 +101,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
             int(size) for size in re.findall(r"\d+", flags["hierarchical-context-parallel-sizes"])
         ]
     if model.is_mixture_of_experts:
+        found["moe_router_dtype"] = None if run.moe_router_fp32 is False else "fp32"
         found["moe_layer_freq"] = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
     return found if plain(model) else {key: value for key, value in found.items() if key not in OF_THE_MODEL}
 

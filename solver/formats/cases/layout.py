@@ -38,7 +38,8 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
         assumptions.append(f"framework {shown(stated)}: priced as {framework.name}, no such release is described")
     if framework.name == GENERIC.name:
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
-    flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
+    precision = given.get("precision", framework.flags.get("precision", Strategy.precision))
+    flags = framework.flags_of(precision, given.get("fp8_recipe"))
     values: dict[str, Any] = {**flags, **attention_of(framework, model), **given, "framework": stated}
     for key in ("world_size", "seq_len"):
         values[key] = count_of(values, key, 0)

@@ -258,6 +258,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         "moe_dispatcher": known[dispatcher],
         "moe_permute_fusion": "moe-permute-fusion" in flags,
         "moe_router_fusion": "moe-router-fusion" in flags,
+        **({"moe_router_fp32": True} if "moe-router-dtype" in flags else {}),  # fp64 counts as fp32
         "moe_grouped_gemm": "moe-grouped-gemm" in flags,
     }
 

@@ -142,7 +142,6 @@ LEFT_OUT = {
     "overlap-param-gather-with-optimizer-step": "gathers of weights beside the optimizer's step",
     "overlap-p2p-communication-warmup-flush": "exchanges between stages beside the work that fills and empties the pipeline",
     "moe-router-load-balancing-type": "the iterations of the router's sinkhorn",
-    "moe-router-dtype": "the router's gradients in wider numbers",
     "moe-router-padding-for-fp8": "rows that pad the input of each expert",
     "moe-router-padding-for-quantization": "rows that pad the input of each expert",
     "moe-deepep-num-sms": "another number of multiprocessors than DeepEP's own",
@@ -286,7 +285,7 @@ _READ = _flags(
     "fp4-format "
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
     "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
-    "no-masked-softmax-fusion no-rope-fusion "
+    "no-masked-softmax-fusion no-rope-fusion moe-router-dtype "
     "activation-func-clamp-value enable-gpt-oss moe-layer-recompute moe-shared-expert-gate no-rope-freq padded-vocab-size "
     "qk-l2-norm window-attn-skip-freq window-size attention-output-gate linear-attention-freq "
     "hybrid-override-pattern is-hybrid-model mamba-num-heads "

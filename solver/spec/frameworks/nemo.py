@@ -91,7 +91,8 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     tensor_parallel={"experts_follow": False},
     # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
     # and scripts with latent attention turn them off (--no-rope-fusion)
-    kernels={"fused_latent_rope": True},
+    # moe_router_dtype of its Qwen3, DeepSeek, Kimi, GLM and OLMoE; GPT-OSS and Llama 4 leave the router in 16 bits
+    kernels={"fused_latent_rope": True, "router_fp32": True},
     # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
     reduces_narrow=True,

@@ -533,8 +533,8 @@ def test_optimizer_and_host_flags() -> None:
 
 def test_small_effects_of_router_and_optimizer_are_named() -> None:
     said: list[str] = []
-    sections_of_megatron({**SMALL, "--num-experts": 8, "--moe-router-dtype": "fp32"}, 8, said)
-    assert "left out of the estimate: the router's gradients in wider numbers (--moe-router-dtype)" in said
+    run = sections_of_megatron({**SMALL, "--num-experts": 8, "--moe-router-dtype": "fp32"}, 8, said)[1]
+    assert run["moe_router_fp32"] is True
     aware = {"use_precision_aware_optimizer": True}
     assert read(**aware)[1]["optimizer_states"] == "remainder"
     assert read(**aware, fp8_format="hybrid", fp8_recipe="delayed")[1]["optimizer_states"] == "remainder"

@@ -189,3 +189,14 @@ def test_windows_save_nothing_of_the_backward_pass_in_fp8() -> None:
         forward, backward = found["attention.forward"].dims, found["attention.input_grad"].dims
         assert forward["seq_kv"] == min(16 + 128, T // 2) and not forward["causal"]
         assert (backward["seq_kv"], backward["causal"]) == (min(keys, T // 2) if not on else T, causal)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gathered"), [("tensorwise", 1.0), ("blockwise", 2 * (1 + 4 / 128)), ("mxfp8", 2 * (1 + 1 / 32))]
+)
+def test_scales_along_an_axis_are_gathered_for_either_product_of_a_row_parallel_gradient(recipe: str, gathered: float) -> None:
+    run = {"precision": "mxfp8"} if recipe == "mxfp8" else {"fp8_recipe": recipe}
+    ops = ops_of("msp", 2, **run)
+    assert moved(ops["wo.all_gather.input_grad"]) == moved(ops["w2.all_gather.input_grad"]) == T * H * gathered
+    once = gathered if recipe == "tensorwise" else gathered / 2
+    assert moved(ops["wqkv.all_gather.forward"]) == T * H * once  # of which each pass gathers the order that it reads

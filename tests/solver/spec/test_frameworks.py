@@ -372,3 +372,10 @@ def test_megatron_widens_the_gradients_of_bf16_runs_only(framework: str) -> None
         "fp16": "fp16",
         "fp8": "fp32",
     }
+
+
+@pytest.mark.parametrize("name", ["nemo-25", "megatron-bridge-26"])
+def test_recipes_that_quantise_in_blocks_keep_16_bit_weights(name: str) -> None:
+    framework = framework_of(name)
+    assert framework.flags_of("fp8", "tensorwise")["fp8_param_gather"] is True
+    assert "fp8_param_gather" not in framework.flags_of("fp8", "blockwise")
