@@ -107,7 +107,7 @@ def _wide_gradients(shapes: Shapes) -> list[Op]:
     if not (kernels.router_fp32 if stated is None else stated) or shapes.element == FP32:
         return []
     elements = shapes.norm_tokens * shapes.model.hidden_size
-    return memory_bound("router.gradients", ROUTER, "copy", elements, 0.0, 16.0)
+    return memory_bound("router.casts", ROUTER, "copy", elements, 0.0, 16.0)
 
 
 def _routes(shapes: Shapes) -> bool:
