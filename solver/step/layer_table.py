@@ -116,7 +116,9 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 estimates=estimates,
                 exposed=exposed,
                 times=times,
-                paired=paired_seconds(estimates, exposed, times) if pairs else np.full((2, len(keys)), np.inf),
+                paired=paired_seconds(estimates, exposed, times, run.moe_dispatcher)
+                if pairs
+                else np.full((2, len(keys)), np.inf),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 offloaded=np.array([program.offloaded_bytes(level) for level in Recompute] if run.offload_modules else []),
                 postponed=program.weight_gradient_operands() * problem.element_bytes.activation,

@@ -7,7 +7,9 @@ Compute and exchange each run in order on a stream of their own, and wait for wh
 
 Where weight gradients (W) are not delayed they are part of B. Sources: Megatron-Core's model_chunk_schedule_plan.py
 (``--overlap-moe-expert-parallel-comm``, ``--delay-wgrad-compute``) as read; DeepSeek-V3's DualPipe has the same order, with
-delayed weight gradients (arXiv 2412.19437, figure 4).
+delayed weight gradients (arXiv 2412.19437, figure 4). What Megatron-Core runs in the nodes of dispatch and combine is on the
+exchange's stream whole (fine_grained_callables.py): after combine all-to-all's own permutation of rows, the sum with shared
+experts and the residual addition; with hybrid-EP the permutations on both sides, which are in its calls.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ from solver.step.op_estimates import LayerTimes, OpEstimates
 #: Layers that are simulated, and of these those that are left out of the mean: the first pairs fill the two streams.
 _LAYERS, _FIRST = 24, 8
 _STREAM = "ep"  #: of the exchange
+#: Compute kernels on that stream, by what they run with, and what hybrid-EP's calls include.
+_MOVED = {"residual2": COMBINE, "shared.sum": COMBINE, "unpermute": COMBINE}
+_IN_HYBRID_CALLS = {"permute": DISPATCH, "sort": DISPATCH, "unsort": COMBINE}
+#: What a kernel that moves bytes slows the GEMMs that it runs beside by, over its own time (assumed: they share the memory and
+#: the multiprocessors, and neither uses all of both).
+MOVED_CONTENTION = 0.5
 
 
 class _Compute(NamedTuple):
@@ -40,35 +48,51 @@ class _Messages(NamedTuple):
     backward: np.ndarray
 
 
-def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTimes) -> np.ndarray:
+def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTimes, dispatcher: str = "alltoall") -> np.ndarray:
     """Return the seconds of the two passes of a layer of one kind when they run together: [2, keys].
 
     The second row is with delayed weight gradients. exposed: seconds of each op, [ops, keys] (OpEstimates.exposed). times: of
     the same layer, of which the host's are used: it launches both passes one after the other. The exchange slows the compute
-    that it runs beside by its contention.
+    that it runs beside by its contention. dispatcher: of tokens.
     """
+    exchanges = any(op.stream == _STREAM for op in estimates.ops)
+    where = [_on_exchange_stream(op, dispatcher) if exchanges else "" for op in estimates.ops]
 
-    def seconds(chosen: Callable[[Op], bool], passes: int) -> list[np.ndarray]:
+    def seconds(chosen: Callable[[Op, str], bool], passes: int) -> list[np.ndarray]:
         found = [np.zeros(exposed.shape[1]) for _ in range(passes)]
-        for op, row in zip(estimates.ops, exposed, strict=True):
-            if chosen(op):
+        for op, place, row in zip(estimates.ops, where, exposed, strict=True):
+            if chosen(op, place):
                 found[_pass_of(op)] += row
         return found
 
     def compute(of_experts: bool) -> _Compute:
-        return _Compute(*seconds(lambda op: op.stream != _STREAM and _of_experts(op) == of_experts, 3))
+        return _Compute(*seconds(lambda op, place: not place and _of_experts(op) == of_experts, 3))
 
     def sent(name: str) -> _Messages:
-        return _Messages(*seconds(lambda op: op.stream == _STREAM and op.name.startswith(name), 2))
+        return _Messages(*seconds(lambda op, place: place == name, 2))
 
     attention, experts, dispatch, combine = compute(False), compute(True), sent(DISPATCH), sent(COMBINE)
     attention = attention._replace(forward=attention.forward + times.waits)
     both = np.array([_steady_seconds(attention, experts, dispatch, combine, delays) for delays in (False, True)])
     communication = np.sum([*dispatch, *combine], axis=0)
-    slowed = sum((exposed[i] * estimates.contention[i] for i, op in enumerate(estimates.ops) if op.stream == _STREAM), 0.0)
+    slowed = sum(
+        (
+            exposed[i] * (estimates.contention[i] if op.stream == _STREAM else MOVED_CONTENTION)
+            for i, op in enumerate(estimates.ops)
+            if where[i]
+        ),
+        0.0,
+    )
     alone = both - np.sum([*attention, *experts], axis=0)
     together = both + slowed * (1.0 - alone / np.maximum(communication, 1e-30))
     return np.maximum(together, times.host.sum(axis=0))
+
+
+def _on_exchange_stream(op: Op, dispatcher: str) -> str:
+    """Return what an op runs with on the exchange's stream, DISPATCH or COMBINE; "" on that of compute."""
+    if op.stream == _STREAM:
+        return next((name for name in (DISPATCH, COMBINE) if op.name.startswith(name)), _STREAM)
+    return _MOVED.get(op.name, "") or (_IN_HYBRID_CALLS.get(op.name, "") if dispatcher == "hybridep" else "")
 
 
 def _pass_of(op: Op) -> int:

@@ -94,7 +94,9 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * stages.ends.recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_extra)
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
-    streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
+    # what is hidden is the exchange, and of more than that kernels that run on its stream
+    left = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
+    streams[0], streams[STREAMS.index("ep")] = streams[0] + np.minimum(left, 0.0), np.maximum(left, 0.0)
     parts = np.array(
         [
             streams[0],

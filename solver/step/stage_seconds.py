@@ -87,7 +87,8 @@ def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Run) -> tuple[LayerS
 
 
 def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Run) -> np.ndarray:
-    """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
+    """Return the seconds per layer that the exchange of tokens, and kernels on its stream, take no more beside another micro
+    batch: [kinds, layouts].
 
     both: forward and backward, one after the other. Weight gradients are delayed where the run says so, or the schedule splits
     the backward pass. In the steady state of a stage, each forward pass of a chunk runs together
@@ -102,7 +103,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     together = np.where(splits_passes, terms.layers.paired[:, 1, row], terms.layers.paired[:, 0, row])
     ep = STREAMS.index("ep")
     sent = (terms.layers.forward[:, ep] + terms.layers.backward[:, ep])[:, row]
-    return share * np.clip(both - together, 0.0, sent)
+    return np.where(sent > 0, share * np.maximum(both - together, 0.0), 0.0)
 
 
 class EndSeconds(NamedTuple):

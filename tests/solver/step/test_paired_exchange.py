@@ -114,3 +114,27 @@ def _end(wanted: str, now: dict[str, float], before: dict[str, float]) -> float:
     if wanted == "~last compute":
         return before["attention_w"]
     return before[wanted[1:]] if wanted.startswith("~") else now[wanted]
+
+
+@pytest.mark.parametrize(("dispatcher", "compute", "moved"), [("alltoall", 9.0, 0.5), ("hybridep", 8.0, 1.5)])
+def test_kernels_on_the_exchanges_stream_hide_too(dispatcher: str, compute: float, moved: float) -> None:
+    # beside attention (8 and 16) and the experts' gradients (4): a residual addition of 0.5, and where a call of hybrid-EP
+    # includes it a permutation of 1. Everything on the exchange's stream hides; its kernels slow compute by half their time
+    ops = [
+        Op("wo", "attention", MEMORY_BOUND, FORWARD, {"bytes": 1}),
+        Op("permute", EXCHANGE, MEMORY_BOUND, FORWARD, {"bytes": 1}),
+        Op("residual2", "residual", MEMORY_BOUND, FORWARD, {"bytes": 1}),
+        Op("dispatch", EXCHANGE, MEMORY_BOUND, FORWARD, {"bytes": 1}, "ep"),
+        Op("combine", EXCHANGE, MEMORY_BOUND, FORWARD, {"bytes": 1}, "ep"),
+        Op("experts.w13", EXPERTS, MEMORY_BOUND, INPUT_GRAD, {"bytes": 1}),
+        Op("wo", "attention", MEMORY_BOUND, INPUT_GRAD, {"bytes": 1}),
+    ]
+    rows = np.array([[8.0], [1.0], [0.5], [0.25], [0.25], [4.0], [16.0]])
+
+    def paired_of(chosen: list[int]) -> float:
+        some, seconds = tuple(ops[i] for i in chosen), rows[chosen]
+        estimates = OpEstimates(some, seconds, 0 * seconds, np.zeros(seconds.shape, dtype=np.int8), 0 * seconds)
+        return float(paired_seconds(estimates, seconds, layer_times(estimates, seconds, 0.0), dispatcher)[0, 0])
+
+    assert paired_of([*range(7)]) == pytest.approx(compute + 4 + 16 + 0.5 * moved)
+    assert paired_of([0, 2, 6]) == pytest.approx(8 + 0.5 + 16)  # a dense layer has no such stream
