@@ -110,10 +110,19 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     if framework.recomputation.selective_by_op:
         kept = {op.name for op in _kept_gemms(shapes, ops)}
         again = [_by_op(op, kept, _keeps_exchange(shapes)) for op in again]
-    if framework.recomputation.stops_early:
+    if framework.recomputation.stops_early or _compiled_whole(shapes):
         unneeded = _after_last_saved(shapes)
         again = [replace(op, recomputed_by=()) if op.name in unneeded else op for op in again]
     return again
+
+
+def _compiled_whole(shapes: Shapes) -> bool:
+    """Whether torch compiles the layer with its checkpoint: what comes after the last tensor that backward needs is then in no
+    backward graph, whatever a checkpoint keeps or runs again.
+
+    Traced in torch 2.13 on torchtitan's layer of Llama; layers with experts are compiled module by module in the checkpoint.
+    """
+    return shapes.run.compile and shapes.framework.recomputation.compiled_with_layers and not shapes.kind.experts
 
 
 def _after_last_saved(shapes: Shapes) -> set[str]:
@@ -140,8 +149,14 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
-    outputs = sum(op.dims["m"] * op.dims["n"] for op in _kept_gemms(shapes, ops)) * shapes.element
-    scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
+    products = [op for op in _kept_gemms(shapes, ops) if not (_compiled_whole(shapes) and op.name == DOWN_LINEAR)]
+    outputs = sum((op.dims["m"] * op.dims["n"] for op in products), np.zeros(len(shapes.keys))) * shapes.element
+    scattered = (
+        (1 if _compiled_whole(shapes) else 2)
+        * np.where(shapes.sequence_split, shapes.local_tokens, 0)
+        * shapes.model.hidden_size
+        * shapes.element
+    )
     kept = outputs + scattered + _exchanged(shapes)
     return [*rest, Saved("products", kept, dropped_by=(Recompute.NONE, Recompute.FULL))]
 
@@ -180,8 +195,11 @@ _LATENT_CALLS = ("wq", "q_down", "q_up", "kv_down", "kv_up")
 
 def _kept_gemms(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts, nor
-    of linears with biases, which torch adds in another op (addmm)."""
+    of linears with biases, which torch adds in another op (addmm); none in modules that are compiled inside the checkpoint,
+    whose GEMMs are inductor's calls (aten.mm.out, traced)."""
     model = shapes.model
+    if shapes.run.compile and shapes.kind.experts and shapes.framework.recomputation.compiled_with_layers:
+        return []
     biased = QKV_LINEARS * model.qkv_bias + (OUTPUT_LINEAR,) * model.output_bias + (*UP_LINEARS, DOWN_LINEAR) * model.mlp_bias
     counted = [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERT_MODULE) and op.name not in biased]
     if model.has_latent_attention:

@@ -16,6 +16,7 @@ class Recomputation:
     selective_is_full: bool = False  #: what the framework calls selective recomputation recomputes whole layers
     #: Recomputation of a layer ends with the last tensor that backward needs, so the down projection does not run again.
     stops_early: bool = False
+    compiled_with_layers: bool = False  #: torch.compile compiles a layer with its checkpoint; of one with experts, its modules
     #: Selective recomputation keeps the output of every second GEMM, of fused attention and of reduce-scatters, and runs all
     #: else again (torchtitan's mode "op").
     selective_by_op: bool = False

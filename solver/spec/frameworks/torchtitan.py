@@ -75,7 +75,7 @@ TORCHTITAN_2025 = Framework(
         accumulates_whole=True,
         gradient_passes=CLIPPING,
     ),
-    recomputation=Recomputation(stops_early=True, selective_by_op=True),
+    recomputation=Recomputation(stops_early=True, selective_by_op=True, compiled_with_layers=True),
     # torch/distributed/pipelining/stage.py sends outputs whole; parallelize_llama.py: no reshard after forward
     pipeline=Pipeline(scatter_gather=False, keeps_weights=True, keeps_messages=True),
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward

@@ -10,14 +10,14 @@ import torch
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from toy import BYTE, DEVICE, FLOP, TINY, layer_keys, tiny, toy_layout
+from toy import BYTE, DEVICE, FLOP, TINY, layer_keys, saved_bytes, tiny, toy_layout
 
 from solver.formats.model_file import shipped_model
 from solver.layers.decoder import layer_program
 from solver.layers.program import FORWARD, LINEAR, LayerProgram
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
-from solver.spec.layer_kinds import layer_kinds
+from solver.spec.layer_kinds import LayerKind, layer_kinds
 
 
 def rerun(framework: str, level: Recompute, **layout: Any) -> set[str]:
@@ -181,3 +181,35 @@ def test_automodel_checkpoints_the_modules_of_a_dense_layer(constants: dict[str,
     experts = shipped_model("qwen3_30b_a3b")
     whole = layer_program(layer_keys("mtp"), experts, run, cluster_of(DEVICE), layer_kinds(experts, 4096).kinds[-1])
     assert whole.saved_bytes(Recompute.FULL)[0] == 4096 * 2048 * 2
+
+
+@pytest.mark.parametrize(("mode", "tp"), [("mtp", 1), ("msp", 2)])
+def test_a_layer_that_torch_compiles_with_its_checkpoint_keeps_nothing_behind_what_backward_needs(mode: str, tp: int) -> None:
+    def kept(**run: bool) -> float:
+        layer = layer_program(layer_keys(mode, tp), TINY, toy_layout(8, 32, framework="torchtitan", **run), cluster_of(DEVICE))
+        return saved_bytes(layer)["products"]
+
+    # not the down projection's product of 32 tokens and 64 values in 16 bits, nor a rank's share of its sum over the group
+    product, share = 32 * 64 * 2, 32 // tp * 64 * 2 * (tp > 1)
+    assert kept() - kept(compile=True) == product + share
+
+
+@pytest.mark.parametrize(
+    ("release", "compiled", "again"), [("torchtitan-2026-02", False, True), ("torchtitan-2026-02", True, False)]
+)
+def test_compiled_checkpoints_end_early_whatever_eager_ones_do(release: str, compiled: bool, again: bool) -> None:
+    run = toy_layout(8, 32, framework=release, compile=compiled)
+    ops = {op.label: op for op in layer_program(layer_keys("mtp"), TINY, run, cluster_of(DEVICE)).ops}
+    assert (Recompute.FULL in ops["w2.forward"].recomputed_by) == again
+
+
+def test_modules_with_experts_that_are_compiled_inside_a_checkpoint_keep_no_products() -> None:
+    moe = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+
+    def kept(compiled: bool) -> float:
+        run = toy_layout(8, 32, framework="torchtitan-2026-02", compile=compiled)
+        layer = layer_program(layer_keys("mtp", ep=4), moe, run, cluster_of(DEVICE), LayerKind(experts=True))
+        return saved_bytes(layer)["products"]
+
+    # of wq, wk, wv and wo every second GEMM: queries of 64 and values of 32 columns
+    assert kept(False) - kept(True) == 32 * (64 + 32) * 2
