@@ -39,12 +39,23 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     context = shapes.context_elements * shapes.element
     copied = shapes.copies_kept_inputs  # by the output projection, so that the context is the core's alone, if not a gate's
     dropped_by = ATTENTION_CORE if copied and not shapes.model.attention_gate else WHOLE_LAYER
-    saved = [Saved("qkv", qkv - exchanged), Saved("qkv_exchanged", exchanged), Saved("context", context, dropped_by)]
+    saved = [
+        Saved("qkv", qkv - exchanged + _beside_values(shapes)),
+        Saved("qkv_exchanged", exchanged),
+        Saved("context", context, dropped_by),
+    ]
     if copied:
         saved.append(Saved("context_quantised", shapes.context_elements * shapes.input_element))
     if shapes.run.attention == "flash":
         return [*saved, Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE)]
     return [*saved, scores_saved(shapes)]
+
+
+def _beside_values(shapes: Shapes) -> np.ndarray:
+    """Return the bytes of parts of keys that values of latent attention keep alive, where they are views of both: [keys]."""
+    views = shapes.framework.kernels.latent_values_are_views and shapes.model.has_latent_attention
+    elements = shapes.tokens * shapes.heads * shapes.model.qk_nope_head_dim * views
+    return np.where(shapes.keys.cp == 1, elements * shapes.element, 0)
 
 
 def core_working_bytes(shapes: Shapes) -> np.ndarray:

@@ -84,7 +84,7 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     """
     if not _routes(shapes):
         return []
-    model, tokens = shapes.model, shapes.norm_tokens
+    model, tokens = shapes.model, _routed_tokens(shapes)
     scores = 2.0 * FP32 * tokens * model.num_experts
     forward = 12 + 2 * model.router_bias + 6 * (model.router_groups > 1) + (model.router_score == "sigmoid")
     choice = memory_bound("routing", ROUTER, "residual", scores, 1.0, 1.0)
@@ -110,6 +110,12 @@ def _wide_gradients(shapes: Shapes) -> list[Op]:
     return memory_bound("router.casts", ROUTER, "copy", elements, 0.0, 16.0)
 
 
+def _routed_tokens(shapes: Shapes) -> np.ndarray:
+    """Return the tokens for which a rank computes scores: all of the tensor group where that gathers the experts' input, of
+    which each rank then sends its part (torchtitan's NoParallel of moe.router.gate)."""
+    return shapes.tokens if shapes.framework.tensor_parallel.experts_gather else shapes.norm_tokens
+
+
 def _routes(shapes: Shapes) -> bool:
     """Whether a router computes scores."""
     return shapes.run.moe_routing == "random" or shapes.framework.kernels.routes_consecutive
@@ -132,7 +138,9 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     model, e = shapes.model, shapes.element
     rows, width = expert_rows(shapes), expert_width(shapes)
     eager_gate = model.gated_mlp and not shapes.fused_elementwise  # which keeps the activated half too
-    scores = shapes.norm_tokens * model.num_experts * (FP32 + 1)  # scores in fp32 and the map of chosen experts, a byte each
+    scores = (
+        _routed_tokens(shapes) * model.num_experts * (FP32 + 1)
+    )  # scores in fp32 and the map of chosen experts, a byte each
     saved = [
         *([Saved("router_scores", scores)] if _routes(shapes) else []),
         Saved("expert_input", rows * model.hidden_size * shapes.input_element),

@@ -201,10 +201,12 @@ def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     what is all-gathered is joined along it, what is reduce-scattered is cut along it before (read and written).
 
     Source: torch/distributed/_functional_collectives.py (all_gather_tensor with gather_dim, reduce_scatter_tensor with
-    scatter_dim); asynchronous tensor parallelism lays its operands out without them.
+    scatter_dim; since pull request 169404 of December 2025 _maybe_view_chunk_cat); asynchronous tensor parallelism lays its
+    operands out without them.
     """
     if not shapes.framework.tensor_parallel.copies_sequence:
         return list(ops)
+    several = np.where(shapes.framework.tensor_parallel.views_one_sequence & (shapes.keys.micro_batch_size == 1), 0.0, 1.0)
     fused = shapes.run.tp_comm_overlap  # all but what no GEMM alone produces
     copies = [
         Op(
@@ -213,7 +215,7 @@ def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
             MEMORY_BOUND,
             op.phase,
             {"bytes": 2.0 * op.dims["bytes"]},
-            count=op.count,
+            count=op.count * (several if op.kind == "all_gather" else 1.0),
             variant="copy",
             recomputed_by=op.recomputed_by,
         )

@@ -21,6 +21,7 @@ class Kernels:
     #: Rotary embedding of latent attention and what puts keys together are two kernels; False: chains of eager ones, even where
     #: that of other attention is one kernel; None: as that of other attention.
     fused_latent_rope: bool | None = None
+    latent_values_are_views: bool = False  #: values of latent attention are views of the product that also holds parts of keys
     fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not
     fused_softmax: bool = True  #: unfused attention: scale, mask and softmax are one kernel
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.

@@ -21,6 +21,7 @@ class TensorParallel:
     async_all_reduce: bool = True  #: so do all-reduces of input gradients; they alone may be waited for
     #: All-gathers and reduce-scatters along the sequence copy what they gathered, or will scatter (torch's DTensor).
     copies_sequence: bool = False
+    views_one_sequence: bool = False  #: but of a micro batch of one sequence an all-gather needs no copy (torch since 2.11)
     gathers_quantised: tuple[str, ...] = ()  #: recipes whose operands are all-gathered quantised, not in 16 bits
     #: A run that does not say so splits activations along the sequence over its tensor group.
     splits_sequence: bool = False

@@ -78,13 +78,12 @@ TORCHTITAN_2025 = Framework(
     recomputation=Recomputation(stops_early=True, selective_by_op=True, compiled_with_layers=True),
     # torch/distributed/pipelining/stage.py sends outputs whole; parallelize_llama.py: no reshard after forward
     pipeline=Pipeline(scatter_gather=False, keeps_weights=True, keeps_messages=True),
-    # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
     # run_train.sh sets expandable_segments
     memory=MemoryUse(
         frees_gradients=True,
         copies_gradients=True,
         drops_logits=True,  # train.py: del pred; behind a pipeline its stage keeps them
-        root_stays=("head",),
+        root_stays=("embedding", "head"),  # models/llama3/infra/parallelize.py of 0.1: the root holds both
         allocator_gaps=(EXPANDABLE_GAPS, EXPANDABLE_GAPS),
         synchronisation_bytes=(4.0, 0.0),  # replicas alone are DDP's, whose buckets are as large as all gradients
     ),
@@ -97,7 +96,6 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     pipeline={"micro_batches_as_stages": True},  # parallelisms/pipelining_utils.py
     kernels={"compiled_loss": False},  # what these runs reserve holds the logits in fp32 and their gradients
     data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
-    memory={"root_stays": ("embedding", "head")},  # parallelisms/parallelize_llama.py: the root holds both
 )
 
 #: 0.2.2, with torch 2.9 or later, whose RMSNorm is one kernel. Sources: its wheel, config/job_config.py,
@@ -133,8 +131,10 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "one_grouped_kernel": True,  # models/moe/moe.py: torch._grouped_mm
         "probabilities_in_activation": False,  # score_before_experts is off
         "combines_in_fp32": True,
+        "latent_values_are_views": True,  # models/deepseek_v3/model/model.py: torch.split of the up projection
     },
-    tensor_parallel={"experts_gather": True},
+    tensor_parallel={"experts_gather": True, "views_one_sequence": True},
+    memory={"root_stays": ("head",)},  # models/llama4/infra/parallelize.py: units of their own; the last is not resharded
     # activation_checkpoint.early_stop; models/qwen3/infra/parallelize.py lists no all-to-all
     recomputation={"stops_early": False, "keeps_exchange_of_normed": False},
 )
@@ -191,6 +191,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "weights_as_moments": True,
         "synchronisation_bytes": (0.0, 0.0),
         "drops_logits": False,  # recipes/llm/train_ft.py keeps the model's output
+        "root_stays": ("head",),
         "held_gradient_bytes": 2,  # FSDP2 casts what it reduced to the parameters' type
     },
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references import flops
-from toy import DEVICE, TINY, layer_keys, toy_layout
+from toy import DEVICE, TINY, layer_keys, saved_bytes, toy_layout
 
 from profiler.errors import InputError
 from solver.layers.decoder import layer_program
@@ -172,3 +172,8 @@ def test_a_rank_keeps_its_tokens_of_the_normed_low_ranks_where_they_are_gathered
 
     whole = 40 * SEQ * 2
     assert [kept(mode, framework="megatron-core") for mode in ("mtp", "msp")] == [whole, whole / 2]
+
+
+def test_values_that_are_views_keep_the_keys_beside_them_alive() -> None:
+    views, copies = (saved_bytes(program(MLA, framework=name))["qkv"] for name in ("torchtitan-2026-02", "megatron-core-0.12"))
+    assert views - copies == SEQ * HEADS * MLA.qk_nope_head_dim * 2

@@ -180,3 +180,14 @@ def test_gemms_beside_an_all_reduce_run_whole() -> None:
     ops = ops_of("mtp", 2, framework="generic", tp_comm_overlap=True)
     parts = {label: np.ravel(op.dims["parts"]).tolist() for label, op in ops.items() if "parts" in op.dims}
     assert {"w13.forward", "wo.forward", "w2.input_grad"} <= parts.keys() and all(each == [1] for each in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("release", "sequences", "copied"),
+    [("torchtitan-2025-06", 1, 4), ("torchtitan-2026-02", 1, 0), ("torchtitan-2026-02", 2, 4)],
+)
+def test_newer_releases_of_torch_view_what_is_gathered_of_one_sequence(release: str, sequences: int, copied: int) -> None:
+    run = toy_layout(8, 32, framework=release)
+    ops = layer_program(layer_keys("msp", 2, micro_batch_size=sequences), TINY, run, cluster_of(DEVICE)).ops
+    assert sum(op.name.endswith("all_gather.copy") and bool(np.any(op.count)) for op in ops) == copied
+    assert sum(op.name.endswith("reduce_scatter.copy") and bool(np.any(op.count)) for op in ops) == 4

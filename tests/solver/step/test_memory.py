@@ -623,7 +623,7 @@ def test_at_the_loss_no_layer_is_gathered_and_the_first_micro_batch_has_no_gradi
     """FSDP's peak at the loss, by hand for a vocabulary of 4,096 on 2 ranks, each with half of the parameters."""
     model = TINY.replace(vocab_size=4096)
     one, two = (
-        tiny("torchtitan-2025-06", 2, model, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=2, dp=2, num_micro_batches=m)
+        tiny("torchtitan-2026-02", 2, model, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=2, dp=2, num_micro_batches=m)
         for m in (1, 2)
     )
     parts = [dict(zip(MEMORY_PARTS, found.memory.parts[:, 0].tolist(), strict=True)) for found in (one, two)]

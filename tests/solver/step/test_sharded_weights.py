@@ -50,14 +50,14 @@ def test_tied_tables_are_sent_once_by_fsdp() -> None:
 def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
     # torchtitan: the root has the embedding alone, 6 bytes each; the head's messages are overlapped with a layer's passes. Of
     # the eighth that a rank holds 6 bytes are the cast to 16 bits and 4 the copy into the message
-    exposed = _sharded("torchtitan-2025-06").terms.once.sharded
+    exposed = _sharded("torchtitan-2026-02").terms.once.sharded
     assert exposed.root[0] == pytest.approx(16_384 * (6 * LINK + (2 * 2.0 + 4 * 2.7 + 10 / 8) * BYTE), rel=1e-9)
     assert exposed.head is not None
     assert [work.communication[0] for work in exposed.head] == pytest.approx([(16_384 + 64) * size * LINK for size in (2, 4)])
-    assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.once.sharded.head is None
+    assert _sharded("torchtitan-2026-02", tie_word_embeddings=True).terms.once.sharded.head is None
     whole, part_ = (
         tiny(name, 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8, micro_batch_size=2048)
-        for name in ("torchtitan-2024-12", "torchtitan-2025-06")
+        for name in ("torchtitan-2025-06", "torchtitan-2026-02")
     )
     # the layers' compute is longer than the head's messages, of which contention is left: a tenth
     saved = part(whole, "fsdp_exposed")[0] - part(part_, "fsdp_exposed")[0]
