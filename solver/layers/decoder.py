@@ -17,6 +17,7 @@ from solver.layers.program import (
     FORWARD,
     INPUT_GRAD,
     OUTPUT_LINEAR,
+    QKV_LINEARS,
     UP_LINEARS,
     LayerKeys,
     LayerProgram,
@@ -101,12 +102,15 @@ def _saved(shapes: Shapes, of_attention: list[Saved], of_mlp: list[Saved], kind:
     ]
 
 
-def _copies(shapes: Shapes) -> tuple[int, int]:
-    """Return how many copies of the norms' outputs the linears after them keep: each its own of an fp32 one."""
-    kernels = shapes.framework.kernels
-    if not shapes.wide_stream:
-        return 1, 1
-    return 1 if kernels.fused_qkv else 3, 1 if kernels.fused_gate_up else shapes.model.up_matrices
+def _copies(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many copies of the norms' outputs the linears after them keep, [keys]: each its own of an fp32 one, and of
+    what each all-gathers itself and keeps whole (InternEvo's msp: modules/linear.py, save_total_input)."""
+    kernels, group = shapes.framework.kernels, shapes.framework.tensor_parallel
+    projections, ups = 1 if kernels.fused_qkv else 3, 1 if kernels.fused_gate_up else shapes.model.up_matrices
+    if shapes.wide_stream:
+        return np.full(len(shapes.keys), projections), np.full(len(shapes.keys), ups)
+    apart = shapes.sequence_split & ~shapes.keeps_shard & ~shapes.gathered_by_norm & (not group.shares_input)
+    return np.where(apart, projections, 1), np.where(apart, ups, 1)
 
 
 def embedding_program(keys: LayerKeys, model: ModelSpec, run: Run, cluster: Cluster) -> LayerProgram:
@@ -165,21 +169,24 @@ def _residual(shapes: Shapes, name: str) -> list[Op]:
 def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     """ISP with wp > 1: each linear's weight is all-gathered in forward and backward, its gradient is reduce-scattered.
 
-    With overlap_weight_gather, the next block's weights are all-gathered while this block runs its output projection and MLP,
-    and gradients are reduce-scattered during the backward pass; a recomputing backward pass reuses the weights that it
-    all-gathered. Without it, everything is exposed and recomputation all-gathers a third time. Traffic repeats every micro
-    batch. Source: InternEvo's isp.py, as read.
+    With overlap_weight_gather, the next block's weights are all-gathered while this block runs its output projection and MLP.
+    Each linear waits for its own, so that all but the first ones' may arrive while the next block runs, too. Gradients are
+    reduce-scattered during the backward pass; a recomputing backward pass reuses the weights that it all-gathered. Without it,
+    everything is exposed and recomputation all-gathers a third time. Traffic repeats every micro batch. Source: InternEvo's
+    isp.py, as read.
     """
     keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = weight_gemms(ops)
     after_attention = (OUTPUT_LINEAR, "norm2", *UP_LINEARS, "activation", DOWN_LINEAR, "residual1", "residual2")
     computed = [op for op in ops if op.stream == COMPUTE]  # of a norm with several kernels all have one label
-    forward = tuple(dict.fromkeys(op.label for op in computed if op.phase == FORWARD and op.name in after_attention))
+    whole = tuple(dict.fromkeys(op.label for op in computed if op.phase == FORWARD))
+    before = tuple(dict.fromkeys(op.label for op in computed if op.phase == FORWARD and op.name in after_attention))
     backward = tuple(dict.fromkeys(op.label for op in computed if op.phase != FORWARD))
     gathers: list[Op] = []
     for gemm in linears:
         dims = message(1.0 * gemm.dims["n"] * gemm.dims["k"] * shapes.element, shapes.groups.wp)
+        forward = before if gemm.name in QKV_LINEARS else whole
         for suffix, op, phase, under in (
             ("weights", "all_gather", FORWARD, forward),
             ("weights", "all_gather", INPUT_GRAD, backward),

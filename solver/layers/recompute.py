@@ -104,6 +104,8 @@ _KEPT = ("layer_input", CONTEXT, "log_sum_exp")
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
     again, framework = [_of_modules(shapes, op) for op in ops], shapes.framework
+    if framework.recomputation.norms_alone:
+        again = [replace(op, recomputed_by=(*op.recomputed_by, Recompute.NONE)) if _in_norms(op) else op for op in again]
     if framework.recomputation.selective_keeps_qkv:
         levels = [_selective(op.recomputed_by, op.name not in QKV_LINEARS) for op in again]
         again = [replace(op, recomputed_by=by) if op.phase == FORWARD else op for op, by in zip(again, levels, strict=True)]
@@ -114,6 +116,11 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         unneeded = _after_last_saved(shapes)
         again = [replace(op, recomputed_by=()) if op.name in unneeded else op for op in again]
     return again
+
+
+def _in_norms(op: Op) -> bool:
+    """Whether an op is in the forward pass of a norm, or the residual addition before the second one."""
+    return op.phase == FORWARD and op.name in ("norm1", "residual1", "norm2")
 
 
 def _compiled_whole(shapes: Shapes) -> bool:

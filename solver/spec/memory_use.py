@@ -13,6 +13,8 @@ class Recomputation:
 
     includes_head: bool = False  #: full recomputation runs the final norm and the head again too
     full_by_module: bool = False  #: what it calls full recomputation recomputes attention, MLP and norms each on its own
+    #: Without recomputation the norms, with the addition before the second one, are checkpoints of their own: they run again.
+    norms_alone: bool = False
     selective_is_full: bool = False  #: what the framework calls selective recomputation recomputes whole layers
     #: Recomputation of a layer ends with the last tensor that backward needs, so the down projection does not run again.
     stops_early: bool = False

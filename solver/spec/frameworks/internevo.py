@@ -10,7 +10,7 @@ from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import Framework
 from solver.spec.kernels import Kernels
-from solver.spec.memory_use import MemoryUse
+from solver.spec.memory_use import MemoryUse, Recomputation
 from solver.spec.parallelism import DataParallel, Pipeline, TensorParallel
 
 INTERNEVO_2024 = Framework(
@@ -22,6 +22,7 @@ INTERNEVO_2024 = Framework(
         "grad_dtype": "bf16",
         "cross_entropy_fusion": True,  # flash-attn's, in place
         "p2p_overlap": True,  # launch.py asserts interleaved_overlap where stages are interleaved
+        "expandable_segments": True,  # train.py: enable_pytorch_expandable_segments
     },
     can_run=CanRun(
         zero_stages=(0, 1, 3),
@@ -35,6 +36,9 @@ INTERNEVO_2024 = Framework(
     kernels=Kernels(
         fused_gate_up=False,
         splits_groups=True,  # modules/mha.py
+        # modeling_internlm2.py and ops/norm.py: Apex's norms, the second one of an fp32 copy (6 bytes), whose gradient is cast
+        # back; bytes of the two on average
+        norm_kernels=(("residual", 3, 3), ("norm", 5, 0), ("norm_grad_apex", 0, 8)),
         wide_logits=True,  # train/pipeline.py: NaiveAMPModel with output_to_fp32
         # model/metrics.py after every forward pass, of each logit: a second cross entropy 1, two maxima and their place 3, less
         # the maximum 2, exponentials 2, their sum 1
@@ -52,8 +56,11 @@ INTERNEVO_2024 = Framework(
         gradient_passes=0.0,
         fused_gradient_accumulation=False,
         partitions_whole_tensors=True,
+        reduce_scatter_copies=4.0,  # ZeRO-3 is torch's FSDP (train/pipeline.py, wrap_FSDP_model)
     ),
-    pipeline=Pipeline(assignment="last"),  # core/parallel/shard.py: partition_uniform
+    recomputation=Recomputation(norms_alone=True),  # dropout_selective_checkpoint
+    # core/parallel/shard.py: partition_uniform
+    pipeline=Pipeline(assignment="last"),
     memory=MemoryUse(
         frees_gradients=True,  # zero_grad with set_to_none
         # hybrid_zero_optim.py, _step: gradients are flattened (2 bytes) and let go, then cast (4), beside the states (12)
@@ -69,7 +76,8 @@ INTERNEVO_2023 = INTERNEVO_2024.derive(
     "internevo-2023",
     "2023-07",
     aliases=("internevo", "internlm"),
-    flags={"overlap_param_gather": False},  # parameters are broadcast after the step
+    flags={"overlap_param_gather": False, "expandable_segments": False},  # parameters are broadcast after the step
+    recomputation={"norms_alone": False},  # but counted in the kernels below
     memory={"step_peak": 24.0},  # AdamW is not fused: two temporaries of 4 bytes instead of the flat 16-bit gradients
     kernels={
         "flash_attention": 1,

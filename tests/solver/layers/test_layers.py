@@ -407,7 +407,7 @@ def test_saved_bytes_of_the_modes_by_hand() -> None:
     kept = {mode: float(program(GQA, mode, tp=4).saved_bytes(Recompute.NONE)[0]) for mode in MODES}
     assert kept == {
         "mtp": 4 * sh + inside,
-        "msp": 2 * sh / 4 + 2 * sh + inside,  # InternEvo saves the all-gathered input of the linears
+        "msp": 2 * sh / 4 + 3 * sh + inside,  # InternEvo saves the all-gathered inputs of wqkv, of the gate and of up
         "fsp": 4 * sh / 4 + inside,
         "isp": 4 * sh / 4 + inside,
     }
@@ -436,7 +436,7 @@ def test_deeper_recomputation_saves_less_and_computes_more(mode: str) -> None:
     def recomputed(level: Recompute) -> set[str]:
         return {op.label for op in layer.ops if level in op.recomputed_by}
 
-    assert recomputed(Recompute.NONE) == set()
+    assert recomputed(Recompute.NONE) == {"norm1.forward", "residual1.forward", "norm2.forward"}  # checkpoints of their own
     assert recomputed(Recompute.SELECTIVE) == {"attention.forward"} | {
         label for label in recomputed(Recompute.SELECTIVE) if label.startswith(("kv.", "attention."))
     }
@@ -482,8 +482,8 @@ def test_one_norm_per_layer_or_four() -> None:
 def test_the_norm_of_embeddings() -> None:
     found = norm_bytes(GQA.replace(embedding_norm=True), embedding_program)
     assert found == {
-        "embedding_norm.forward": SEQ * GQA.hidden_size * 4,
-        "embedding_norm.input_grad": SEQ * GQA.hidden_size * 6,
+        "embedding_norm.forward": SEQ * GQA.hidden_size * 5,  # Apex's, on average of 16-bit and fp32 inputs
+        "embedding_norm.input_grad": SEQ * GQA.hidden_size * 8,
     }
 
 
@@ -587,3 +587,12 @@ def test_every_token_is_scored_for_all_experts() -> None:
     # four experts more in each of two layers, of which a token still goes to one: 64 products each, forward and twice backward
     few = TINY.replace(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=128)
     assert flops_per_token(few.replace(num_experts=8), 32) - flops_per_token(few, 32) == 6 * 2 * 4 * 64
+
+
+def test_weights_of_isp_hide_until_their_linears_need_them() -> None:
+    """The first linears' arrive before the block begins; the others also beside what runs before them (isp.py's hooks)."""
+    ops = {op.label: op for op in program(GQA, "isp", tp=2, wp=2, overlap_weight_gather=True).ops}
+    first, last = ops["wqkv.weights.forward"].overlaps_with, ops["w2.weights.forward"].overlaps_with
+    assert {"wo.forward", "w2.forward"} <= set(first) and "wqkv.forward" not in first and "attention.forward" not in first
+    assert set(first) < set(last) and {"wqkv.forward", "attention.forward"} <= set(last)
+    assert last == ops["wo.weights.forward"].overlaps_with
