@@ -18,10 +18,12 @@ from rich.console import Console, RenderableType
 
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
+from profiler.units import GIB
 from solver.api import chosen_profile, described_cluster, load_problem
 from solver.formats.config_file import RunConfig
 from solver.formats.export import write_export
 from solver.report.decision import Decision, decision_of_search
+from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.html import write_report
 from solver.report.memory_timeline import memory_through_step
@@ -30,6 +32,7 @@ from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import memory_figure, pareto_figure, stages_figure
 from solver.report.terminal import breakdown, solutions_table, verdict_text
 from solver.report.timeline import step_timeline
+from solver.search.best_layout import to_launch
 from solver.search.laid_out import search_with_strings
 from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
@@ -125,19 +128,23 @@ class Answer:
         return memory_figure(*memory_through_step(self.best), self.best.problem.cluster.memory_bytes)
 
     def export(self, path: str | Path) -> list[Path]:
-        """Write the best layout as the files that launch it (docs/formats.md); return their paths.
+        """Write the files that launch the best layout, or one that is sure to fit where that one may not and takes as long.
 
-        Raises InputError where its framework has no such file, or cannot run the layout.
+        As foretrain search --export does (docs/formats.md); returns their paths. Raises InputError where its framework has no
+        such file, or cannot run the layout.
         """
-        problem = self.best.problem
-        return write_export(Path(path), problem.model, self.layout, problem.cluster.gpus_per_node)
+        launched = to_launch(self.result)
+        problem = launched.problem
+        return write_export(Path(path), problem.model, launched.layouts.strategy(0, problem.run), problem.cluster.gpus_per_node)
 
     def report(self, path: str | Path) -> None:
         """Write one page a colleague can read."""
-        write_report(Path(path), self.decision(), self.said, "", "solver.best_layout(...).report(...)", self.result)
+        command, launched = "solver.best_layout(...).report(...)", to_launch(self.result)
+        write_report(Path(path), self.decision(), self.said, "", command, self.result, launched)
 
     def __repr__(self) -> str:
-        return f"<Answer: {self.tgs:,.0f} tokens per GPU and second, {self.best.verdict(0)}>"
+        verdict = f"{self.memory_bytes / GIB:.1f} GiB, {self.best.verdict(0)}"
+        return f"<Answer: {self.tgs:,.0f} tokens per GPU and second, {verdict}: {describe(self.best, 0)}>"
 
     def __rich_console__(self, *_: Any) -> Iterator[RenderableType]:
         yield verdict_text(self.best)

@@ -28,6 +28,7 @@ from solver.report.measuring_plan import MOST, measuring_plan
 from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
 from solver.report.terminal import breakdown, heading, verdict_text
 from solver.report.words import seconds
+from solver.search.best_layout import to_launch
 from solver.search.laid_out import search_with_strings
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search
@@ -84,7 +85,8 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         told = f"{sum(one.share for one in planned):.0%} of the squared uncertainty of kernels and collectives"
         console.print(f"wrote {args.measurements}: {len(planned)} shapes, {told}", markup=False)
     if args.report:
-        write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result)
+        launched = None if args.own else to_launch(result)
+        write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result, launched)
         console.print(f"wrote {args.report}", markup=False)
     if args.json:
         write_json(args.json, _as_dict(decision, inputs))

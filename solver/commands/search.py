@@ -34,7 +34,7 @@ from solver.report.output import (
 from solver.report.pictures import pareto_figure, save_figure, scaling_figure, stages_figure
 from solver.report.terminal import LEAST_CHANGE, balance_text, show_search
 from solver.search.balance import Balanced, balanced
-from solver.search.best_layout import Variant, surest
+from solver.search.best_layout import Variant, to_launch
 from solver.search.divisions import Division
 from solver.search.fixed import LIMITED, fixed_but
 from solver.search.hints import faster_settings
@@ -42,15 +42,12 @@ from solver.search.laid_out import search_with_strings
 from solver.search.search import SearchResult, search
 from solver.search.variants import search_variants
 from solver.spec.strategy import Strategy
-from solver.step.memory import AT_RISK, OUT_OF_MEMORY
+from solver.step.memory import OUT_OF_MEMORY
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
-#: How much longer than the fastest layout's a step may be that is sure to fit, to be exported in its stead.
-_AS_FAST = 0.01
 #: Seconds that a search may have taken to be run once more with another setting, and the time that is worth a line.
 _QUICK, _WORTH = 4.0, 0.02
-_SURE = "It takes as long as the first, so --export writes it."
 
 
 def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
@@ -81,29 +78,27 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
                 problem, sequences, args.top, fixed=fixed, jobs=args.jobs, progress=report, max_sizes=max_sizes
             )
     chosen = balanced(result.best, 0) if args.balance else None
-    answer = chosen.solutions if chosen else _recommended(result)
-    remarks = [_SURE] if args.export and not chosen and answer is not result.best else []
-    balance = _balance_line(result, chosen) if chosen else _with_balance(result)
-    others_said = (_own_layout(whole, result, sequences), _with_overlap(result, sequences))
-    hints = (balance, *others_said) if chosen else (*others_said, balance)
-    remarks += [line for line in hints if line] + ([] if args.also else _with_settings(result))
+    answer = chosen.solutions if chosen else to_launch(result)
     unstated = why_not_expressed(args, answer)
-    remarks = [unstated] * bool(unstated) + remarks
+    launched = "" if chosen else _launched_line(args, result, answer)
+    others_said = (_own_layout(whole, result, sequences), _with_overlap(result, sequences))
+    hints = (_balance_line(result, chosen), *others_said) if chosen else (*others_said, _with_balance(result))
+    remarks = [line for line in (unstated, launched, *hints) if line] + ([] if args.also else _with_settings(result))
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:
         console.print(balance_text(chosen))
     found = inputs.plain | {"remarks": remarks} | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
     found |= {"not_expressed": unstated} if unstated else {}
-    _write_search(args, result, inputs.said, found, console)
+    _write_search(args, result, answer, inputs.said, found, console)
     write_layout(args, answer, inputs.config, console)
 
 
-def _recommended(result: SearchResult) -> Solutions:
-    """Return the fastest layout, or one that takes as long and, unlike it, is sure to fit."""
-    sure = surest(result) if result.best.verdict(0) == AT_RISK else None
-    if sure is None or sure.seconds > (1 + _AS_FAST) * float(result.best.times.seconds[0]):
-        return result.best
-    return estimate(result.problem, [sure.layout])
+def _launched_line(args: argparse.Namespace, result: SearchResult, answer: Solutions) -> str:
+    """Say which files are of another layout than the first of the search, because that one may not fit."""
+    options = [f"--{name}" for name in ("export", "trace", "memory_trace") if getattr(args, name)]
+    if not options or answer is result.best:
+        return ""
+    return f"{', '.join(options)}: of the layout that is sure to fit and takes as long as the first, {_described(answer, 0)}"
 
 
 def _own_layout(inputs: Inputs, result: SearchResult, sequences: int) -> str:
@@ -181,14 +176,17 @@ def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> S
         return configured_strategy(problem, replace(config, layout=kept | dict(fixed)))
 
 
-def _write_search(args: argparse.Namespace, result: SearchResult, said: str, found: dict[str, Any], console: Console) -> None:
+def _write_search(
+    args: argparse.Namespace, result: SearchResult, answer: Solutions, said: str, found: dict[str, Any], console: Console
+) -> None:
     with Console(stderr=True).status("writing the results"):
         if args.json:
             write_json(args.json, search_dict(result, said) | found)
         if args.csv:
             write_csv(args.csv, result.best)
     if args.report:
-        write_report(args.report, decision_of_search(result), said, str(found["network"]), shlex.join(sys.argv), result)
+        decision = decision_of_search(result)
+        write_report(args.report, decision, said, str(found["network"]), shlex.join(sys.argv), result, answer)
     if args.plot:
         save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:

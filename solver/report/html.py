@@ -20,13 +20,14 @@ from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import pareto_figure, stages_figure
+from solver.report.terminal import surely_fitting
 from solver.report.timeline import step_timeline
 from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, between, parameter_count, seconds, token_rate
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.run import Run
-from solver.step.memory import MEMORY_PARTS
+from solver.step.memory import AT_RISK, MEMORY_PARTS
 from solver.step.solutions import Solutions
 
 if TYPE_CHECKING:
@@ -47,17 +48,24 @@ _CHARACTERS = 60_000  #: of a launch command that is shown
 
 
 def write_report(
-    path: Path, decision: Decision, said: str, notes: str, command: str, result: SearchResult | None = None
+    path: Path,
+    decision: Decision,
+    said: str,
+    notes: str,
+    command: str,
+    result: SearchResult | None = None,
+    launched: Solutions | None = None,
 ) -> None:
     """Write the report of a decision. said, notes: what the profile is, and what a reader must know. command: that made it.
 
-    result: the search that found the layout, where there was one.
+    result: the search, where there was one. launched: what to launch, where it found the layout: that one or a safer one.
     """
     rivals, why = decision.rivals, decision.why[0]
     model = rivals.problem.model
     title = f"{model.name} on {rivals.problem.run.world_size} x {rivals.problem.cost.device.name}"
     sections = [
         _answer(rivals, why),
+        _sure(result) if result is not None and launched is not None else "",
         _pictures(rivals, result),
         _breakdown(why),
         _memory(rivals),
@@ -65,11 +73,15 @@ def write_report(
         _neighbours(decision),
         _sensitivities(decision),
         _assumptions(rivals, said, notes),
-        _launch(rivals),
+        _launch(rivals if launched is None else launched, rivals),
         _searched(result),
         f"<h2>Made by</h2><pre>{escape(command)}</pre>",
     ]
-    page = [
+    write_text(path, _page(title, sections))
+
+
+def _page(title: str, sections: Sequence[str]) -> str:
+    lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -80,7 +92,7 @@ def write_report(
         "</body></html>",
         "",
     ]
-    write_text(path, "\n".join(page))
+    return "\n".join(lines)
 
 
 def _answer(rivals: Solutions, why: Explanation) -> str:
@@ -96,6 +108,11 @@ def _answer(rivals: Solutions, why: Explanation) -> str:
         f"<br>{memory.device[0] / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} per GPU, at most "
         f"{memory.bound[0] / GIB:.1f}: {verdict}<br>{escape(describe(rivals, 0))}</p>"
     )
+
+
+def _sure(result: SearchResult) -> str:
+    """Return what a layout costs that is sure to fit, where the first of a search may not."""
+    return f"<p>{escape(surely_fitting(result))}</p>" if result.best.verdict(0) == AT_RISK else ""
 
 
 def _pictures(rivals: Solutions, result: SearchResult | None) -> str:
@@ -229,14 +246,17 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
     return "<h2>Assumed, and left open</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines if line) + "</ul>"
 
 
-def _launch(rivals: Solutions) -> str:
-    problem = rivals.problem
-    run = rivals.layouts.strategy(0, problem.run)
+def _launch(launched: Solutions, rivals: Solutions) -> str:
+    problem = launched.problem
+    run = launched.layouts.strategy(0, problem.run)
     try:
         name, text = launch_file(problem.model, run, problem.cluster.gpus_per_node)
     except InputError as error:
         return f"<h2>To launch it</h2><p>{escape(str(error))}</p>"
-    return f"<h2>To launch it</h2><p>{escape(name)}, as --export writes it:</p><pre>{escape(text[:_CHARACTERS])}</pre>"
+    other = run != rivals.layouts.strategy(0, rivals.problem.run)
+    memory = f"{launched.memory.device[0] / GIB:.1f} GiB, {launched.verdict(0)}"
+    layout = f" for {describe(launched, 0)} ({memory})" if other else ""
+    return f"<h2>To launch it</h2><p>{escape(name + layout)}, as --export writes it:</p><pre>{escape(text[:_CHARACTERS])}</pre>"
 
 
 def _searched(result: SearchResult | None) -> str:

@@ -20,7 +20,7 @@ from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.balance import Balanced
-from solver.search.best_layout import Variant
+from solver.search.best_layout import Variant, surest
 from solver.search.search import SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.pipeline_layout import layout_text
@@ -135,6 +135,7 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             "rejected": dict(result.rejected),
         },
         "best": [solution_dict(result.best, i) for i in range(len(result.best))],
+        "sure_to_fit": _sure_dict(result),
         "other_settings": settings_list(result.best),
         "best_of_sizes": [
             solution_dict(result.best_of_sizes, i) | {"tied": tied(result.best_of_sizes, i)}
@@ -151,6 +152,15 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             for i in range(len(result.pareto))
         ],
     }
+
+
+def _sure_dict(result: SearchResult) -> dict[str, Any] | None:
+    """Return the fastest layout kept that is sure to fit; None where none is."""
+    sure = surest(result)
+    if sure is None:
+        return None
+    sizes = {"peak_memory_bytes": sure.memory, "memory_bound_bytes": sure.bound}
+    return {"layout": strategy_dict(sure.layout), "step_s": sure.seconds, **sizes}
 
 
 def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:

@@ -8,7 +8,12 @@ from typing import Any
 
 from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
-from solver.step.memory import FITS
+from solver.step.layouts import Layouts
+from solver.step.memory import AT_RISK, FITS
+from solver.step.solutions import Solutions, estimate_layouts
+
+#: How much longer than the fastest layout's a step may be that is sure to fit, to be launched in its stead.
+_AS_FAST = 0.01
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,14 @@ def surest(result: SearchResult) -> SureLayout | None:
     taken, found, index = min(sure, key=lambda one: one[0])
     memory = float(found.memory.device[index]), float(found.memory.bound[index])
     return SureLayout(found.layouts.strategy(index, found.problem.run), taken, *memory)
+
+
+def to_launch(result: SearchResult) -> Solutions:
+    """Return the fastest layouts of a search, or one that takes as long as the first and, unlike it, is sure to fit."""
+    sure = surest(result) if result.best.verdict(0) == AT_RISK else None
+    if sure is None or sure.seconds > (1 + _AS_FAST) * float(result.best.times.seconds[0]):
+        return result.best
+    return estimate_layouts(result.problem, Layouts.of([sure.layout]))
 
 
 @dataclass(frozen=True)

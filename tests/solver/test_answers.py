@@ -12,6 +12,7 @@ from rich.console import Console
 from profiler.errors import InputError
 from solver import Answer, best_layout, explain, load_problem, search
 from solver.formats.config_file import load_run_config
+from solver.report.describe import describe
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,7 @@ def test_it_shows_itself(answer: Answer) -> None:
     assert f"{answer.tgs:,.0f} tokens/GPU/s" in text and "Why:" in text
     page = answer._repr_html_()
     assert page.startswith("<pre") and f"{answer.tgs:,.0f} tokens/GPU/s" in page and repr(answer).startswith("<Answer: ")
+    assert repr(answer).endswith(f"{answer.best.verdict(0)}: {describe(answer.best, 0)}>")
 
 
 def test_pictures_are_figures(answer: Answer, tmp_path: Path) -> None:
@@ -84,6 +86,20 @@ def test_files(answer: Answer, tmp_path: Path) -> None:
     assert f"{answer.tgs:,.0f} tokens per GPU" in page.read_text()
     rival = answer.decision().rivals
     assert float(rival.times.seconds[0]) == pytest.approx(answer.seconds)
+
+
+def test_what_is_launched_is_sure_to_fit_where_that_costs_nothing(tmp_path: Path) -> None:
+    """As of foretrain search: micro batches of 2 may not fit, of 1 take 0.2% longer."""
+    risky = best_layout("llama3_8b", 32, framework="nemo-24", global_batch_tokens=4_194_304)
+    sure = risky.to_dict()["sure_to_fit"]
+    assert not risky.fits and risky.layout.micro_batch_size == 2 and sure["layout"]["micro_batch_size"] == 1
+    assert 1 < sure["step_s"] / risky.seconds < 1.01 and sure["memory_bound_bytes"] < risky.best.problem.cluster.memory_bytes
+    script, page = tmp_path / "run.yaml", tmp_path / "out.html"
+    risky.export(script)
+    risky.report(page)
+    assert load_run_config(script).layout["micro_batch_size"] == 1
+    text = page.read_text()
+    assert "micro_batch_size: 1\n" in text and "micro_batch_size: 2\n" not in text and "Sure to fit, +0.2% step time" in text
 
 
 def test_a_device_and_a_cluster_that_contradict_each_other() -> None:

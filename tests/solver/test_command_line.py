@@ -797,6 +797,22 @@ def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys:
     assert not any(line.startswith("With --balance") for line in lines)
 
 
+def test_files_of_another_layout_than_the_first_name_it(tmp_path: Path) -> None:
+    """NeMo's fastest layout of Llama 3 8B may not fit; one that is sure to takes 0.2% longer, and is what the files hold."""
+    words = ["--run_all_solu", "--model_size", "llama3_8b", "--framework", "nemo-24", "--world_size", 32]
+    script, page, step, plain = (tmp_path / name for name in ("run.yaml", "out.html", "step.json", "out.json"))
+    printed = works(*words, "--export", script, "--report", page, "--trace", step, "--json", plain)
+    said = "of the layout that is sure to fit and takes as long as the first, mtp dp32, zero1/32, 32 x 1, recompute none; "
+    assert f"--export, --trace: {said}" in " ".join(printed.split())
+    found = json.loads(plain.read_text())
+    assert found["best"][0]["verdict"] == "AT RISK" and found["remarks"][0].startswith(f"--export, --trace: {said}")
+    assert found["sure_to_fit"]["layout"]["micro_batch_size"] == 1
+    assert json.loads(step.read_text())["otherData"]["predicted_step_s"] == pytest.approx(found["sure_to_fit"]["step_s"])
+    assert "micro_batch_size: 1\n" in script.read_text() and "micro_batch_size: 1\n" in page.read_text()
+    assert "run.yaml for mtp dp32, zero1/32, 32 x 1, recompute none (" in page.read_text()
+    assert "--trace: of the layout" not in works(*words)
+
+
 def test_files_are_written_though_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     words = f"--run_all_solu --model_size llama3_8b --world_size 8 --framework fsdp --json {shlex.quote(str(out))}"
