@@ -6,6 +6,7 @@ import pytest
 from toy import TINY, estimated, make_problem, tiny, toy_cost
 
 from predictor.kernels.derating import Deratings
+from solver import explain, load_problem, search
 from solver.report.terminal import heading
 from solver.report.words import parameter_count, seconds
 
@@ -65,3 +66,15 @@ def test_mfu_by_both_conventions() -> None:
 def test_what_clocks_cost_is_said_as_it_is_priced(deratings: Deratings, words: str) -> None:
     problem = make_problem(TINY, 1, toy_cost(deratings=deratings))
     assert str(heading(estimated(problem, [problem.layout()]), "a profile", "")).splitlines()[2] == f"a profile; {words}"
+
+
+def test_a_network_that_nobody_stated_is_said_to_be_assumed() -> None:
+    """Such a network widens the interval, so two answers that differ in it alone must not look alike."""
+    usual, stated = (load_problem("llama3_8b", 16, framework="megatron-core", cluster=name) for name in (None, "dgx_h100"))
+    alone = load_problem("llama3_8b", 8, framework="megatron-core")
+    found = [search(problem, 64, 1).best for problem in (usual, stated, alone)]
+    second = [str(heading(best, "profile", "")).split("\n")[1] for best in found]
+    assert "8 per node, 400 Gbit/s per GPU between nodes assumed (--cluster states yours), 79.1 GiB per GPU" in second[0]
+    assert all("8 per node, 400 Gbit/s per GPU between nodes, 79.1 GiB per GPU" in line for line in second[1:])
+    (low, high), (lower, higher) = (explain(best, 0).interval for best in found[1::-1])
+    assert lower < low < high < higher and found[0].times.seconds[0] == found[1].times.seconds[0]
