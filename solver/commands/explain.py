@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.units import GIB
 from solver.api import configured_strategy
+from solver.formats.config_file import RunConfig
 from solver.options.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
 from solver.options.axes import parse_fixed
 from solver.options.batch import batch_or_default, searched_batch
@@ -32,6 +34,7 @@ from solver.search.best_layout import to_launch
 from solver.search.laid_out import search_with_strings
 from solver.search.neighbours import Neighbourhood
 from solver.search.search import SearchResult, search
+from solver.step.problem import Problem
 
 _OPS = 15  #: ops that are listed
 
@@ -100,13 +103,25 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
         batch, rounded = searched_batch(args, problem, config)
         with progress_bar("estimating layouts") as report:
             _, result = search_with_strings(problem, batch, fixed=fixed, jobs=args.jobs, progress=report)
-        return decision_of_search(result), rounded, result
+        notes = "\n".join(filter(None, (rounded, _not_own(problem, config, result))))
+        return decision_of_search(result), notes, result
     sequences, rounded = batch_or_default(args, problem, config)
     own = configured_strategy(problem, config, sequences)
     with progress_bar("estimating layouts") as report:
         result = search(problem, own.global_batch_sequences, progress=report, jobs=args.jobs)
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
     return decision_of(problem, own, others), rounded, result
+
+
+def _not_own(problem: Problem, config: RunConfig, result: SearchResult) -> str:
+    """Say that the best layout of a search is explained, where the config states another."""
+    if not {"tp", "pp", "cp", "ep", "zero", "micro_batch_size"} & config.layout.keys():
+        return ""
+    best = result.best.layouts.strategy(0, problem.run)
+    with suppress(InputError):  # it may not run on these GPUs
+        if configured_strategy(problem, config, best.global_batch_sequences) == best:
+            return ""
+    return "explained is the best layout of a search; --own explains the config's"
 
 
 def _ops_table(why: Explanation) -> Table:

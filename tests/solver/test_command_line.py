@@ -797,6 +797,21 @@ def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys:
     assert not any(line.startswith("With --balance") for line in lines)
 
 
+def test_explain_says_that_it_explains_the_best_layout_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note, script, words = (
+        "explained is the best layout of a search; --own explains the config's",
+        tmp_path / "run.sh",
+        ["explain"],
+    )
+    assert console([*words, "--config", str(ROOT / CONFIG), "--world_size", "64"]) == 0
+    assert note in capsys.readouterr().out
+    assert console([*words, "--own", "--config", str(ROOT / CONFIG), "--world_size", "64"]) == 0
+    assert note not in capsys.readouterr().out
+    assert console(["search", "--model_size", "llama3_8b", "--world_size", "16", "--export", str(script)]) == 0
+    assert console([*words, "--config", str(script)]) == 0
+    assert note not in capsys.readouterr().out  # the script holds the best layout
+
+
 def test_files_of_another_layout_than_the_first_name_it(tmp_path: Path) -> None:
     """NeMo's fastest layout of Llama 3 8B may not fit; one that is sure to takes 0.2% longer, and is what the files hold."""
     words = ["--run_all_solu", "--model_size", "llama3_8b", "--framework", "nemo-24", "--world_size", 32]
