@@ -12,12 +12,18 @@ from typing import Any, NoReturn
 from profiler.errors import closest, printable
 
 _NO_NUMBER = re.compile(r"(argument .*): invalid (int|float) value: '(.*)'")
+_NO_CHOICE = re.compile(r"argument COMMAND: invalid choice: '(.*)' \(choose from (.*)\)")
 _ABBREVIATED = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([kmgtb])i?", re.IGNORECASE)
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 def _written_out(message: str) -> str:
-    """Return argparse's message; of a number with a letter for thousands or millions, how it is written instead."""
+    """Return argparse's message; of a number with a letter for thousands or millions, how it is written instead; of a command
+    that there is not, which one resembles it."""
+    if wrong := _NO_CHOICE.fullmatch(message):
+        word, known = wrong.groups()
+        known = known.replace("'", "")
+        return f"no command is called {word!r}{closest(word, known.split(', '))}; choose one of {known}"
     if not (found := _NO_NUMBER.fullmatch(message)):
         return message
     option, kind, text = found.groups()

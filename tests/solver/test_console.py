@@ -218,6 +218,10 @@ def test_a_layout_that_no_file_of_its_framework_states_is_named(
         ("export e.sh --model_size llama3_8b --fix tp=2", "--fix fixes axes of a search; give --best too"),
         ("search --max-tp 0", "--max-tp is 0; it must be a positive whole number"),
         ("search --export x.foo", "--export x.foo: a layout of internevo-2024 is written as .py"),
+        (
+            "serch --world_size 8",
+            "error: no command is called 'serch' (did you mean 'search'?); choose one of search, predict, ",
+        ),
         ("--world_size 64", "the command comes first: foretrain COMMAND --world_size ..."),
         ("search --max_tp 0", "--max-tp is 0; it must be a positive whole number"),
         ("search --world-size 0", "world_size is 0; it must be a whole number"),
