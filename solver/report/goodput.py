@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from profiler.errors import InputError
-from solver.report.words import DAY, HOUR
+from solver.report.words import DAY, HOUR, seconds
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def goodput(failures: Failures, gpus: int, per_node: int, saved: Checkpoints, ev
     elapsed = _elapsed(interval, mtbf, failures.restart, saved)
     if elapsed > 100:
         raise InputError(
-            f"{gpus} GPUs fail every {mtbf / 60:.3g} minutes: with a restart of {failures.restart:.3g} s and checkpoints of "
-            f"{saved.write:.3g} s less than 1% of the time would train"
+            f"{gpus} GPUs fail every {seconds(mtbf)}: with a restart of {seconds(failures.restart)} and checkpoints of "
+            f"{seconds(saved.write)} less than 1% of the time would train"
         )
     available = failures.available(mtbf)
     work = elapsed + evaluation

@@ -251,8 +251,9 @@ def batch_sequences(problem: Problem, sequences: int | None, tokens: int | None)
 def _nothing_fits(problem: Problem, estimated: int, least: float, fixed: Mapping[str, Any]) -> str:
     gpus, single = counted(problem.run.world_size, "GPU"), [name for name in ("tp", "pp", "cp") if fixed.get(name) == 1]
     free = f"; {', '.join(single)} {'is' if len(single) == 1 else 'are'} fixed at 1: leave that free" if single else ""
+    limit = problem.cluster.memory_bytes
+    needed, there = (f"{size / GIB:,.0f}" if size >= 1000 * GIB else f"{size / GIB:.3g}" for size in (least, limit))
     return (
-        f"none of {estimated} layouts of {problem.model.name} fits on {gpus}: the smallest "
-        f"needs {least / GIB:.3g} GiB of {problem.cluster.memory_bytes / GIB:.3g} GiB each; use more GPUs "
-        f"or more memory{free}"
+        f"none of {estimated:,} layouts of {problem.model.name} fits on {gpus}: the smallest needs {needed} GiB of {there} GiB "
+        f"each; use more GPUs or more memory{free}"
     )

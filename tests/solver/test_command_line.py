@@ -618,7 +618,9 @@ def test_invalid_batches(batch: int) -> None:
 
 def test_a_model_that_fits_nowhere() -> None:
     message = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
-    assert re.search(r"none of \d+ layouts of .* fits on 8 GPUs: the smallest needs [\d.]+ GiB of 79.1 GiB", message)
+    assert re.search(r"none of [\d,]+ layouts of .* fits on 8 GPUs: the smallest needs [\d.]+ GiB of 79.1 GiB", message)
+    message = refused("--run_all_solu", "--model_size", "kimi_k2", "--world_size", 8, "--framework", "megatron-core")
+    assert re.search(r"fits on 8 GPUs: the smallest needs \d,\d\d\d GiB of 79.1 GiB each", message)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])

@@ -196,8 +196,8 @@ def test_laws(mtbf: float, restart: float, write: float, gpus: int, spares: int,
 
 
 def test_a_job_that_hardly_trains_is_refused() -> None:
-    with pytest.raises(InputError, match="8192 GPUs fail every 0.439 minutes: with a restart of 600 s"):
-        goodput(Failures(mtbf_gpu=60, restart=600), 8192, PER_NODE, Checkpoints(60, 60))
+    with pytest.raises(InputError, match="8192 GPUs fail every 26.4 s: with a restart of 90 min and checkpoints of 60 s less"):
+        goodput(Failures(mtbf_gpu=60, restart=5400), 8192, PER_NODE, Checkpoints(60, 60))
 
 
 WORDS = ["plan", "--model_size", "llama3_8b", "--tokens", "1e13", "--min_gpus", "256", "--max_gpus", "512", "--days", "40"]
