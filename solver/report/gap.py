@@ -148,14 +148,16 @@ def _changed(problem: Problem, layout: Strategy, changes: Mapping[str, Any]) -> 
 def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
     """Return the gap in words, a line each. given: what of the job the prediction has."""
     rates = [found.flops / taken / 1e12 for taken in (found.best, found.predicted, found.measured)]
+    whole = found.measured - found.best
     lines = [
         f"You get {rates[2]:,.0f} TFLOP/s per GPU ({seconds(found.measured)} a step); predicted with {given} "
         f"{rates[1]:,.0f} ({seconds(found.predicted)})"
         + (f", with the switches below {rates[0]:,.0f} ({seconds(found.best)})" if found.best < found.predicted else "")
+        + (f": a gap of {seconds(whole)}" if whole > 1e-3 * found.best else "")
     ]
     for switch in found.switches:
         room = "" if switch.fits else " (and it does not fit in memory without)"
-        part = f", {found.share(switch.seconds):.0%} of the gap" if found.measured > found.best * 1.001 and switch.fits else ""
+        part = f", {found.share(switch.seconds):.0%} of the gap" if whole > 1e-3 * found.best and switch.fits else ""
         lines.append(f"  {seconds(switch.seconds)} a step{part}: {switch.text}{room}")
     rest = found.measured - found.predicted
     if rest > 0:

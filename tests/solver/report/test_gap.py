@@ -19,6 +19,7 @@ from solver.formats.config_file import load_run_config
 from solver.formats.megatron.export import megatron_arguments
 from solver.formats.megatron.log import config_in_log, has_arguments
 from solver.report.gap import gap, gap_lines
+from solver.report.words import seconds
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
@@ -117,6 +118,7 @@ def test_a_switch_costs_what_it_costs() -> None:
     assert found.best <= after
     lines = gap_lines(found)
     rest = 0.1 * before / (1.1 * before - found.best)
+    assert lines[0].endswith(f"({seconds(found.best)}): a gap of {seconds(1.1 * before - found.best)}")
     said = f", {rest:.0%} of the gap: not explained by any setting"
     assert lines[-1].endswith(f"{said}, and it is within the prediction's uncertainty")
     assert gap_lines(gap(problem, layout, 3 * before))[-1].endswith("of the gap: not explained by any setting")
