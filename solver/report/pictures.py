@@ -163,16 +163,19 @@ def canvas(panels: int) -> tuple[Figure, Any]:
 
 
 def _stack(axes: Axes, rows: Any, names: Sequence[str], colors: dict[str, str]) -> None:
-    """Draw bars of ``rows`` [parts][stages] on top of one another; parts that are nowhere visible are left out."""
+    """Draw bars of ``rows`` [parts][stages] on top of one another; parts that are nowhere visible are left out.
+
+    A part has its colour in every picture, so that the pictures of two layouts can be laid side by side.
+    """
     from matplotlib import colormaps
 
     stages = range(1, len(rows[0]) + 1)
     total = sum(rows)
     bottom = 0.0 * total
-    palette = iter(colormaps["tab20"].colors)  # type: ignore[attr-defined]
-    for name, row in zip(names, rows, strict=True):
+    palette = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         if (row > 0.002 * total.max()).any():
-            axes.bar(stages, row, 0.8, bottom=bottom, color=colors.get(name) or next(palette), label=name)
+            axes.bar(stages, row, 0.8, bottom=bottom, color=colors.get(name) or palette[number % len(palette)], label=name)
         bottom = bottom + row
     axes.set_xticks(stages if len(stages) <= 16 else list(stages)[:: len(stages) // 8])
     axes.set_ylim(0, float(total.max()) * 1.05)

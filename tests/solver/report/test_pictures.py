@@ -42,6 +42,23 @@ def test_bars_of_stages_add_up_to_the_step_and_to_the_memory() -> None:
     assert times.get_ylabel() == "time of a step [s]" and memory.get_ylabel() == "peak memory per GPU [GiB]"
 
 
+def test_a_part_has_one_colour_in_the_pictures_of_all_layouts() -> None:
+    """One layout waits for tensor-parallel communication, the other recomputes: what both have is drawn alike."""
+    colours: list[dict[str, Any]] = []
+    for fixed in ({"tp": 2, "recompute": "none"}, {"tp": 1, "recompute": "full"}):
+        for axes in stages_figure(result(8, pp=4, **fixed).best).axes:
+            handles, names = axes.get_legend_handles_labels()
+            bars = [
+                (name, bars[0].get_facecolor()) for name, bars in zip(names, handles, strict=True) if name != "memory per GPU"
+            ]
+            colours.append(dict(bars))
+    (tensor, memory), (recomputed, smaller) = colours[:2], colours[2:]
+    assert tensor.keys() != recomputed.keys()
+    for one, other in ((tensor, recomputed), (memory, smaller)):
+        both = one.keys() & other.keys()
+        assert len(both) >= 2 and {name: one[name] for name in both} == {name: other[name] for name in both}
+
+
 def test_the_scaling_curve_goes_through_the_best_layouts() -> None:
     results = [result(world) for world in (8, 16, 32)]
     axes = scaling_figure(results).axes[0]
