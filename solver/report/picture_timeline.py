@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solver.report import words
 from solver.report.pictures import canvas
 from solver.report.timeline import WORDS, StepTimeline
 from solver.report.words import PART_NAMES
@@ -48,7 +49,9 @@ def timeline_figure(step: StepTimeline) -> Figure:
     figure.legend(handles=_legend(step), fontsize=7, loc="outside lower center", ncols=4, frameon=False)
     further = "" if step.waits else "; a stage begins the next one as it ends"
     shown = "" if whole else f"; its first {share:.1%}, and as much where its passes end"
-    title = f"{step.title}\none step, {step.seconds:.3g} s{further}{shown}; black bars: the critical path"
+    simulated, predicted = words.seconds(step.seconds), words.seconds(step.predicted)
+    taken = simulated if simulated == predicted else f"{simulated} as simulated here ({predicted} predicted)"
+    title = f"{step.title}\none step, {taken}{further}{shown}; black bars: the critical path"
     figure.suptitle(title, fontsize=9)
     return figure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from solver.commands.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.report.picture_timeline import timeline_figure
 from solver.report.timeline import StepTimeline, chrome_trace, step_timeline
+from solver.report.words import seconds
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -135,3 +137,11 @@ def test_a_picture_of_a_long_step_shows_its_beginning_and_its_end(h100_model: Co
     assert last.get_xlim() == pytest.approx((long.end * 7 / 8, long.end))
     assert {text.get_text() for text in first.texts} >= {"0", "1"} and "0" not in {text.get_text() for text in last.texts}
     assert "159" in {text.get_text() for text in last.texts}
+
+
+def test_the_picture_says_where_its_step_differs_from_the_predicted_one(h100_model: CostModel) -> None:
+    step = step_timeline(solved(h100_model, "one stage"), 0)
+    assert f"\none step, {seconds(step.predicted)}; " in timeline_figure(step).get_suptitle()
+    other = replace(step, predicted=0.9 * step.predicted)
+    said = f"\none step, {seconds(step.seconds)} as simulated here ({seconds(0.9 * step.predicted)} predicted); "
+    assert said in timeline_figure(other).get_suptitle()
