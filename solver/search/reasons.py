@@ -43,16 +43,21 @@ def why_none(problem: Problem, sequences: int, splits: Splits, fixed: Mapping[st
 def why_no_layout(problem: Problem, sequences: int, fixed: Mapping[str, Any]) -> str:
     """Return the sentence for a search whose splits agree with ``fixed``, but not with a ZeRO stage or recomputation too."""
     reason, shares = broken(problem, sequences, fixed), problem.framework.can_run.recompute_shares
+    stages = problem.framework.can_run.zero_stages
+    if problem.run.world_size == 1 and 0 not in stages:
+        listed = " or ".join(f"ZeRO-{stage}" for stage in stages)
+        return f"{problem.framework.name} has no layout for 1 GPU: it runs {listed}, which shard over two GPUs or more"
     if not reason and fixed.get("recompute_layers", -1) >= 0:
         reason = f"a search recomputes {', '.join(map(str, shares))} of a stage's layers, rounded up, none or all of them"
     return _sentence(_listed(fixed), reason)
 
 
 def _sentence(what: str, reason: str) -> str:
+    none = f"no layout of this search has {what}" if what else "there is no layout for this search"
     if reason:
-        return f"no layout of this search has {what}: {reason}"
+        return f"{none}: {reason}"
     return (
-        f"no layout of this search has {what}; sizes that do not divide the ranks, the batch or the layers, or that the "
+        f"{none}; sizes that do not divide the ranks, the batch or the layers, or that the "
         "framework does not run, are not searched"
     )
 

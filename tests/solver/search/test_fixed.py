@@ -280,3 +280,12 @@ def test_what_is_fixed_at_one_is_named_where_nothing_fits() -> None:
         search(problem, 16, fixed={"tp": 1, "pp": 1})
     with pytest.raises(InputError, match="or more memory$"):
         search(problem.for_world(8), 16, fixed={"tp": 8})
+
+
+def test_a_framework_that_only_shards_says_so_on_one_gpu() -> None:
+    problem = load_problem("qwen3_0_6b", 1, framework="fsdp2")
+    said = "fsdp2 has no layout for 1 GPU: it runs ZeRO-2 or ZeRO-3, which shard over two GPUs or more"
+    with pytest.raises(InputError, match=f"^{said}$"):
+        search(problem, 32)
+    pair = load_problem("qwen3_0_6b", 2, framework="fsdp2")
+    assert search(pair, 32, 1).best.layouts.strategy(0, pair.run).zero >= 2
