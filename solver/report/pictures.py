@@ -172,7 +172,8 @@ def _stack(axes: Axes, rows: Any, names: Sequence[str], colors: dict[str, str]) 
     stages = range(1, len(rows[0]) + 1)
     total = sum(rows)
     bottom = 0.0 * total
-    palette = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    tab20 = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    palette = [*tab20[:14], *tab20[16:]]  # without its greys, which are the bubble's
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         if (row > 0.002 * total.max()).any():
             axes.bar(stages, row, 0.8, bottom=bottom, color=colors.get(name) or palette[number % len(palette)], label=name)

@@ -54,6 +54,8 @@ def test_a_part_has_one_colour_in_the_pictures_of_all_layouts() -> None:
             colours.append(dict(bars))
     (tensor, memory), (recomputed, smaller) = colours[:2], colours[2:]
     assert tensor.keys() != recomputed.keys()
+    greys = {name for shown in colours for name, (red, green, blue, _) in shown.items() if red == green == blue}
+    assert greys == {"pipeline bubble"}
     for one, other in ((tensor, recomputed), (memory, smaller)):
         both = one.keys() & other.keys()
         assert len(both) >= 2 and {name: one[name] for name in both} == {name: other[name] for name in both}
