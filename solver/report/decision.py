@@ -148,7 +148,10 @@ def _by_kind(why: Explanation) -> dict[str, tuple[float, float]]:
 
 
 def standing(around: Neighbourhood) -> str:
-    """Return a sentence on how the layout stands among its neighbours: on a peak, in a basin, or at the edge of the memory."""
+    """Return a sentence on how the layout stands among its neighbours: on a peak, in a basin, or at the edge of the memory.
+
+    Layouts that differ in more than one axis, which may take as long, are not among them.
+    """
     fit = [step for step in around.steps if around.solutions.verdict(step.index) != OUT_OF_MEMORY]
     if not fit:
         return "No layout one step away fits."
@@ -157,7 +160,7 @@ def standing(around: Neighbourhood) -> str:
     if around.change(best) < -SAME:
         return f"A neighbouring layout is faster: {_step(best)} makes the step {-around.change(best):.1%} shorter, and fits."
     if not near:
-        return f"Clear optimum: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
+        return f"No single step comes close: the cheapest that fits, {_step(best)}, costs {around.change(best):.1%}."
     costs = f"costs {TIE_THRESHOLD:.0%} or less, which is within the prediction error"
     return f"Robust choice: one step along {', '.join(near)} {costs}; prefer what you know to run well."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import erf, hypot, log, sqrt
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from solver.api import estimate, load_problem
 from solver.commands.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
-from solver.report.explain import Explanation, Line, explain
+from solver.report.explain import TIE_THRESHOLD, Explanation, Line, explain
 from solver.report.uncertainty import LAYOUT_STD, difference_std, errors_of, own_stds
 from solver.search.neighbours import neighbours
 from solver.search.search import search
@@ -122,6 +123,11 @@ def test_what_is_said_of_a_neighbourhood(h100_model: CostModel) -> None:
     fastest = min((s for s in bad.steps if bad.solutions.verdict(s.index) != "OUT OF MEMORY"), key=bad.change)
     text = f"{fastest.axis} {fastest.before} -> {fastest.after} makes the step {-bad.change(fastest):.1%} shorter"
     assert standing(bad).startswith(f"A neighbouring layout is faster: {text}")
+    fit = [step for step in around.steps if around.solutions.verdict(step.index) != "OUT OF MEMORY"]
+    alone = replace(around, steps=tuple(step for step in fit if around.change(step) > TIE_THRESHOLD))
+    cheapest = min(alone.steps, key=around.change)
+    text = f"{cheapest.axis} {cheapest.before} -> {cheapest.after}, costs {around.change(cheapest):.1%}."
+    assert standing(alone) == f"No single step comes close: the cheapest that fits, {text}"
     large = load_run_config("configs/models/llama3_70b.json").model
     problem = make_problem(large, 512, h100_model, 4096, framework="megatron-core", precision="bf16")
     around = neighbours(problem, search(problem, 1024).best.layouts.strategy(0, problem.run))
