@@ -22,6 +22,7 @@ from profiler.units import GIB
 from solver.api import chosen_profile, described_cluster, load_problem
 from solver.formats.config_file import RunConfig
 from solver.formats.export import write_export
+from solver.options.arguments import check_report
 from solver.report.decision import Decision, decision_of_search
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
@@ -138,7 +139,8 @@ class Answer:
         return write_export(Path(path), problem.model, launched.layouts.strategy(0, problem.run), problem.cluster.gpus_per_node)
 
     def report(self, path: str | Path) -> None:
-        """Write one page a colleague can read."""
+        """Write one page a colleague can read. Raises InputError where its name does not end in .html."""
+        check_report(Path(path))
         command, launched = "solver.best_layout(...).report(...)", to_launch(self.result)
         write_report(Path(path), self.decision(), self.said, "", command, self.result, launched)
 

@@ -81,6 +81,8 @@ def test_files(answer: Answer, tmp_path: Path) -> None:
     script, page = tmp_path / "run.sh", tmp_path / "out.html"
     answer.export(script)
     answer.report(page)
+    with pytest.raises(InputError, match="out.pdf: the file must end in .html"):
+        answer.report(tmp_path / "out.pdf")
     config = load_run_config(script)
     assert (config.layout["tp"], config.layout["pp"]) == (answer.layout.tp, answer.layout.pp)
     assert f"{answer.tgs:,.0f} tokens per GPU" in page.read_text()
