@@ -185,8 +185,8 @@ def _write_search(
         if args.csv:
             write_csv(args.csv, result.best)
     if args.report:
-        decision = decision_of_search(result)
-        write_report(args.report, decision, said, str(found["network"]), shlex.join(sys.argv), result, answer)
+        decision, command = decision_of_search(result), shlex.join(sys.argv)
+        write_report(args.report, decision, said, str(found["network"]), command, result, answer, found["remarks"])
     if args.plot:
         save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:

@@ -55,10 +55,12 @@ def write_report(
     command: str,
     result: SearchResult | None = None,
     launched: Solutions | None = None,
+    remarks: Sequence[str] = (),
 ) -> None:
     """Write the report of a decision. said, notes: what the profile is, and what a reader must know. command: that made it.
 
     result: the search, where there was one. launched: what to launch, where it found the layout: that one or a safer one.
+    remarks: of the search, on what would be better.
     """
     rivals, why = decision.rivals, decision.why[0]
     model = rivals.problem.model
@@ -66,6 +68,7 @@ def write_report(
     sections = [
         _answer(rivals, why),
         _sure(result) if result is not None and launched is not None else "",
+        *(f"<p>{escape(line)}</p>" for line in remarks),
         _pictures(rivals, result),
         _breakdown(why),
         _memory(rivals),
