@@ -20,7 +20,7 @@ from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import pareto_figure, stages_figure
-from solver.report.terminal import surely_fitting
+from solver.report.terminal import network_rate, surely_fitting
 from solver.report.timeline import step_timeline
 from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, between, parameter_count, seconds, token_rate
@@ -241,6 +241,7 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
     ]
     lines = [
         said,
+        network_rate(problem),
         *notes.split("\n"),
         f"constants of the run: {', '.join(constants)}",
         *(f"standard deviation of {std:.0%} for {what}" for what, std in uncertainties(problem, layout).items()),

@@ -165,7 +165,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.model.name}: {parameter_count(parameters(p.model))}, {p.run.seq_len} tokens per sequence, "
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
-        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p)}{_network(p)}, "
+        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p)}{network_rate(p)}, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; {_derated(p.cost)}",
         *([notes] if notes else []),
@@ -195,7 +195,7 @@ def _domain(problem: Problem) -> str:
     return f"fast links over {here}{some}, " if here > problem.cluster.gpus_per_node else ""
 
 
-def _network(problem: Problem) -> str:
+def network_rate(problem: Problem) -> str:
     """Return the bandwidth between nodes, and whether nobody stated that of a network in use, which widens the interval."""
     cluster = problem.cluster
     assumed = cluster.usual_network and problem.run.world_size > cluster.gpus_per_domain

@@ -827,6 +827,7 @@ def test_files_of_another_layout_than_the_first_name_it(tmp_path: Path) -> None:
     assert json.loads(step.read_text())["otherData"]["predicted_step_s"] == pytest.approx(found["sure_to_fit"]["step_s"])
     assert "micro_batch_size: 1\n" in script.read_text() and "micro_batch_size: 1\n" in page.read_text()
     assert "run.yaml for mtp dp32, zero1/32, 32 x 1, recompute none (" in page.read_text()
+    assert "<li>400 Gbit/s per GPU between nodes assumed (--cluster states yours)</li>" in page.read_text()
     assert all(f"<p>{remark}</p>" in page.read_text() for remark in found["remarks"])
     assert "--trace: of the layout" not in works(*words)
 
