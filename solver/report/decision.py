@@ -39,7 +39,7 @@ MEASUREMENTS = {
     "host": ("host", "measure the host's launches: foretrain measure"),
     "host_link": ("link to the host", "measure copies to the host, and state them in the cluster file"),
     "host_memory": ("memory of the host", "measure the host's memory, and state it in the cluster file"),
-    "stragglers": ("waiting for the slowest rank", "read the spread of step times from a log: foretrain predict --health"),
+    "stragglers": ("waiting for the slowest rank", "read the spread of step times from a log: foretrain health"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from math import erf, hypot, log, sqrt
 from pathlib import Path
@@ -111,6 +112,8 @@ def test_every_kind_of_time_has_a_measurement(h100_model: CostModel) -> None:
     best = search(problem, 128).best
     kinds = {row.kind for i in range(len(best)) for row in sensitivities([explain(best, i)])}
     assert {"linear", "grouped_linear", "network", "stragglers"} <= kinds <= set(MEASUREMENTS)
+    named = {command for _, how in MEASUREMENTS.values() for command in re.findall(r"foretrain (\S+?)\b", how)}
+    assert named == {"measure", "health", "import"}
 
 
 def test_what_is_said_of_a_neighbourhood(h100_model: CostModel) -> None:
