@@ -141,7 +141,7 @@ def _numbers(option: str, text: str | None, what: str) -> list[int | None]:
     words = _names(option, text)
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
-        raise InputError(f"--{option} {text}: {wrong} is no whole number")
+        raise InputError(f"--{option} {text}: {wrong} is no positive whole number")
     return [whole_number(what, int(word)) for word in words]
 
 

@@ -220,7 +220,11 @@ def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
         (["out.txt", "--models", "llama3_8b", "--world_sizes", "8"], "out.txt: a table is a .csv or a .parquet file"),
         (["/dev/null/a/out.csv", "--models", "llama3_8b", "--world_sizes", "8"], "Not a directory"),
         (["out.csv", "--models", "llama9", "--world_sizes", "8"], "no model is called 'llama9'"),
-        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,eight"], "--world_sizes 8,eight: eight is no whole number"),
+        (
+            ["out.csv", "--models", "llama3_8b", "--world_sizes", "8,eight"],
+            "--world_sizes 8,eight: eight is no positive whole number",
+        ),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "-8"], "--world_sizes -8: -8 is no positive whole number"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,8"], "--world_sizes 8,8: give names, each once"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "no cluster is called 'h900'"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "; profiles are a100_pcie_80gb, "),
