@@ -11,10 +11,12 @@ import numpy as np
 from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.flash_attn import FlashAttnModel, main_rows, mostly_serving, shape_of
-from predictor.kernels.linear import LinearModel, is_training_like, own_forward_rows
+from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
+from predictor.kernels.gemm_fit import is_training_like, own_forward_rows
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.residual import ROWS_FOR_TREES
+from predictor.kernels.sources import mostly_serving
 from profiler.profile.profile import Profile, Table, gemm_flops
 
 #: Sizes held out to test between and next to the measured model dims, and between measured lengths.

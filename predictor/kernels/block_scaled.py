@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.estimate import Estimate
+from predictor.kernels.gemm_fit import FULL_ACCUMULATION, LAYOUT_PRIOR
 from predictor.kernels.gemm_layout import GemmLayout
-from predictor.kernels.linear import FULL_ACCUMULATION, LAYOUT_PRIOR, is_hopper
 from profiler.profile.profile import Device
 
 #: Time of a forward pass over that with one scale for each tensor, and the standard deviation of its logarithm: the median of
@@ -28,7 +28,7 @@ INPUT_GRADIENT = (1.0, 0.05)
 
 def block_scaled(estimate: Estimate, layout: np.ndarray, device: Device) -> Estimate:
     """Return times of fp8 GEMMs with one scale for each tensor as those of blockwise scales; layout: codes of GemmLayout."""
-    if not is_hopper(device):
+    if not device.is_hopper:
         return estimate
     usual = [LAYOUT_PRIOR[code, False][0] * FULL_ACCUMULATION[0] for code in (GemmLayout.NN, GemmLayout.NT)]
     factors = FORWARD[0] * np.array([1.0, INPUT_GRADIENT[0] / usual[0], WEIGHT_GRADIENT[0] / usual[1]])

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.kernels.linear import is_hopper
 from profiler.profile.profile import POWER_SLOWDOWN, SUSTAINED_SCALE, Profile
 
 
@@ -91,7 +90,7 @@ def compared_at_full_clocks(profile: Profile, laboratories: Laboratories) -> fro
     own timed bursts."""
     if POWER_SLOWDOWN in profile.meta or not (SUSTAINED_SCALE in profile.meta or laboratories.scales):
         return frozenset()
-    return frozenset(("bf16", "fp8") if is_hopper(profile.device) else ("bf16",))
+    return frozenset(("bf16", "fp8") if profile.device.is_hopper else ("bf16",))
 
 
 def attention_derating_of(profile: Profile, laboratories: Laboratories) -> float:
@@ -135,4 +134,4 @@ def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derat
     """
     if _is_stated(profile) or "sustained" not in profile.meta:
         return Derating(derating_of(profile, laboratories), 0.0)
-    return OTHER_LABORATORY if is_hopper(profile.device) else OVER_LOOPS
+    return OTHER_LABORATORY if profile.device.is_hopper else OVER_LOOPS

@@ -11,14 +11,12 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
-from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
+from predictor.kernels.sources import is_serving, mostly_serving, other_lab
 from profiler.profile.profile import HALF_DTYPES, USUAL_EXPONENTIALS, Device, Table
 
-#: Sources that timed serving kernels (a paged cache is written in the same call).
-SERVING_SOURCES = ("aic", "ai-dynamo")
 #: Serving frameworks' kernel name -> name of the attention kernel that it calls.
 SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
 #: Backward over forward time where it was not measured: 2.5 by FLOPs; measured 2.9 from 4k tokens on (2.6-3.1 for
@@ -238,16 +236,6 @@ def main_rows(table: Table) -> Table:
 def _measured_dtype(table: Table) -> np.ndarray:
     half = np.isin(table["dtype"], HALF_DTYPES)
     return half if half.any() else np.isin(table["dtype"], ("fp32", "float32"))
-
-
-def is_serving(source: np.ndarray) -> np.ndarray:
-    """True for rows of SERVING_SOURCES; shape [rows]."""
-    return starts_with(source, SERVING_SOURCES)
-
-
-def mostly_serving(rows: Table) -> bool:
-    """Return whether most rows are of SERVING_SOURCES."""
-    return bool(is_serving(rows["source"]).mean() > 0.5)
 
 
 def _measured_calls(table: Table, kernel: str) -> MeasuredTimes:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from predictor.kernels.linear import is_hopper
 from profiler.profile.profile import USUAL_EXPONENTIALS, Device
 
 KEYS = (1024, 2048, 4096, 8192, 16384)  #: that a query meets on average in the calls below, which are causal
@@ -89,7 +88,7 @@ def fp8_attention_ratio(device: Device, dtype: str, keys: Any, dims: Any, causal
     """
     keys, dims, causal, backward = np.broadcast_arrays(keys, dims, causal, backward)
     at = np.log2(np.maximum(keys, 1.0))
-    if is_hopper(device):
+    if device.is_hopper:
         return np.where(backward, _hopper(True, at, causal), _hopper(False, at, causal))
     return np.where(backward, _blackwell(device, dtype, True, at, dims), _blackwell(device, dtype, False, at, dims))
 

@@ -204,6 +204,11 @@ class Device:
         """
         return not {"mxfp8", "nvfp4"} & set(self.peak_flops)
 
+    @property
+    def is_hopper(self) -> bool:
+        """Whether tensor cores read operands of other than 16 bits along k only: chips with fp8 before block-scaled formats."""
+        return "fp8" in self.peak_flops and self.transposes_fp8 and not self.link_kind.startswith("xGMI")
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.peak_flops, Mapping):
             raise InputError(f"device {shown(self.name)}: it needs a name and peak_flops by number format")

@@ -27,7 +27,8 @@ from predictor.kernels.derating import (
 )
 from predictor.kernels.flash_attn import FlashAttnModel, waits_for_host
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import LinearModel, other_lab
+from predictor.kernels.linear import LinearModel
+from predictor.kernels.sources import other_lab
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.profiles import find_profile
 

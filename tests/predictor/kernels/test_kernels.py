@@ -17,10 +17,11 @@ from predictor.accuracy.crossval import naive_seconds
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnModel, default_backward_ratio
+from predictor.kernels.gemm_fit import own_forward_rows
 from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import LinearModel, own_forward_rows
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.trees import Trees
 from profiler.errors import InputError
