@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from predictor.corrections import Corrections
-from predictor.estimate import Basis, Estimate
+from predictor.estimate import Estimate, roofline
 
 #: Standard deviation of log(time) of what the host does: its bandwidths are stated, not measured.
 HOST_STD = 0.3
@@ -32,4 +32,4 @@ class HostCosts:
     def transfer(self, what: str, size: Any) -> Estimate:
         """Bytes over the link to the host or through its memory (``rates``, stated by the cluster)."""
         seconds = np.asarray(size, dtype=float) / self.rates[what] * self.factor
-        return Estimate(seconds, np.full(seconds.shape, HOST_STD), np.full(seconds.shape, np.int8(Basis.ROOFLINE)))
+        return roofline(seconds, HOST_STD)

@@ -39,7 +39,7 @@ from predictor.accuracy.left_out_devices import CHIPS, device_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.accuracy.score import Score
 from predictor.fitted import cost_model
-from predictor.kernels.flash_attn import main_rows
+from predictor.kernels.attn_rows import main_rows
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.files import write_text

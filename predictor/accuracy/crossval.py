@@ -10,8 +10,9 @@ import numpy as np
 
 from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
+from predictor.kernels.attn_rows import main_rows, shape_of
 from predictor.kernels.dtypes import FAMILIES
-from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
+from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.gemm_fit import is_training_like, own_forward_rows
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.memory_bound import MemoryBoundModel

@@ -14,7 +14,7 @@ from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
 from predictor.estimate import Estimate
 from predictor.fitted import cost_model
-from predictor.kernels.flash_attn import main_rows, shape_of
+from predictor.kernels.attn_rows import main_rows, shape_of
 from predictor.kernels.sources import mostly_serving
 from predictor.network.collective_points import node_points
 from profiler.profile.derived import derived_profile

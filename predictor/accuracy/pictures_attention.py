@@ -25,7 +25,8 @@ from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
 from predictor.estimate import Estimate
 from predictor.kernels.attn_physics import AttnPhysics
-from predictor.kernels.flash_attn import FlashAttnModel, shape_of
+from predictor.kernels.attn_rows import shape_of
+from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.sources import is_serving, mostly_serving
 from profiler.profile.profile import Table
 

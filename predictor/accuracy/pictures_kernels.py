@@ -38,7 +38,7 @@ from predictor.accuracy.pictures_axes import (
 from predictor.accuracy.pictures_memory import draw_memory_bound
 from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
-from predictor.kernels.flash_attn import main_rows
+from predictor.kernels.attn_rows import main_rows
 from predictor.kernels.gemm_physics import GemmPhysics
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from predictor.kernels.sources import LabScale
 from profiler.profile.profile import POWER_SLOWDOWN, SUSTAINED_SCALE, Profile
 
 
@@ -45,12 +46,11 @@ OVER_LOOPS = Derating(1.12, 0.08)
 
 @dataclass(frozen=True)
 class Laboratories:
-    """What other laboratories timed on a device: (median of measured / predicted, measurements) by source, of GEMMs and of
-    attention, as ``lab_scale`` of their models finds it; kept with the fits, because it takes as long to find as all else of a
-    start."""
+    """What other laboratories timed on a device, by source: of GEMMs (``scales``) and of attention, from ``lab_scale`` of both
+    models; kept with the fits, because computing it takes as long as the rest of a start."""
 
-    scales: Mapping[str, tuple[float, int]]
-    attention: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    scales: Mapping[str, LabScale]
+    attention: Mapping[str, LabScale] = field(default_factory=dict)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
@@ -59,10 +59,10 @@ class Laboratories:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Laboratories:
-        found: dict[str, dict[str, tuple[float, int]]] = {"gemm": {}, "attention": {}}
+        found: dict[str, dict[str, LabScale]] = {"gemm": {}, "attention": {}}
         for name, (scale, rows) in arrays.items():
             of, _, source = name.partition(" ")
-            found[of][source] = (float(scale), int(rows))
+            found[of][source] = LabScale(float(scale), int(rows))
         return cls(found["gemm"], found["attention"])
 
 
@@ -119,7 +119,7 @@ def _is_stated(profile: Profile) -> bool:
     return not {SUSTAINED_SCALE, POWER_SLOWDOWN}.isdisjoint(profile.meta)
 
 
-def _mean_scale(scales: Mapping[str, tuple[float, int]]) -> float:
+def _mean_scale(scales: Mapping[str, LabScale]) -> float:
     """Return the geometric mean of laboratories' factors, by their measurements; 1 without any."""
     rows = sum(n for _, n in scales.values())
     return float(np.exp(sum(n * np.log(scale) for scale, n in scales.values()) / rows)) if rows else 1.0

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate
+from predictor.estimate import Basis, Estimate, roofline
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.kernels.attn_rows import main_rows, shape_of, usable_dtypes, waits_for_host
+from predictor.kernels.features import attn_coordinates, attn_features
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
-from predictor.kernels.sources import is_serving, mostly_serving, other_lab
+from predictor.kernels.sources import LabScale, mostly_serving, other_lab
 from profiler.profile.profile import HALF_DTYPES, USUAL_EXPONENTIALS, Device, Table
 
 #: Serving frameworks' kernel name -> name of the attention kernel that it calls.
@@ -26,8 +28,6 @@ _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
 #: Serving tables say little about training kernels at short sequences: without the cache copy the fit is 0-5% off published
 #: training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this uncertainty.
 SHORT_UNCERTAINTY = 0.06
-#: Calls are equally long within this factor, and of other work from this ratio of FLOPs on.
-_EQUALLY_LONG, _OTHER_WORK = 1.2, 3.0
 _PRIOR_ROWS, _ROOFLINE_UNCERTAINTY = 10, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
 
@@ -37,9 +37,9 @@ class FlashAttnModel:
     """Time of 16-bit attention on one device; build with ``fit``, query with ``predict``.
 
     backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
-    fitted_exponentials: of the device that was measured. The backward kernels, which wait for shared memory rather than for
-    exponentials (FlashAttention-4, arXiv 2603.05451, section 2), take the ratio of what the forward would take with these.
-    full_clocks: as of GEMMs (LinearModel).
+    fitted_exponentials: exponentials per clock of the device that was measured. Backward kernels are bound by shared memory
+    rather than by exponentials (FlashAttention-4, arXiv 2603.05451, section 2), so that their time is a ratio of the forward
+    time at this rate. full_clocks: whether times are those at full clocks, as in LinearModel.
     """
 
     physics: AttnPhysics
@@ -60,7 +60,7 @@ class FlashAttnModel:
         wide = not np.isin(table["dtype"], HALF_DTYPES).any() and len(table) > 0
         peak = device.peak_flops.get("fp32" if wide else "bf16") or device.peak_flops.get("fp16", 0.0)
         machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
-        table = table.where(_measured_dtype(table))
+        table = table.where(usable_dtypes(table))
         rows = main_rows(table)
         if not len(rows):
             return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none(), device.exponentials)
@@ -71,8 +71,8 @@ class FlashAttnModel:
         times = attn_times(physics, machine, shape)
         log_bare = np.log(times.seconds + times.cache)
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
-        features = _features(physics, machine, shape)
-        residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
+        features = attn_features(physics, machine, shape)
+        residual = fit_residual(features, attn_coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
         fit = cls(physics, machine, residual, None, MeasuredTimes.none(), device.exponentials)
         known = MeasuredTimes.none() if serving else _measured_calls(table, str(rows["kernel"][0]))
         return cls(physics, machine, residual, _fit_backward(table, rows, fit), known, device.exponentials)
@@ -96,43 +96,44 @@ class FlashAttnModel:
         backward kernels only. serving: forward including the copy into a paged cache, as serving tables time it (only for
         comparison with those).
         """
-        given = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
-        arrays = np.broadcast_arrays(*given)
+        arguments = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
+        arrays = np.broadcast_arrays(*arguments)
         flat = [np.asarray(a, dtype=np.float64).ravel() for a in arrays]
         shape = AttnShape._make([*(np.maximum(a, 1.0) for a in flat[:7]), flat[7]])
         seconds, std, basis = self._forward(shape, serving)
         is_backward = flat[8] > 0
         if is_backward.any():
-            waits_alike = self._at_fitted_exponentials()
-            ratio, ratio_std, ratio_basis = waits_alike._backward_ratio(shape)
-            forward = seconds if waits_alike is self else waits_alike._forward(shape, serving)[0]
+            as_fitted = self._with_fitted_exponentials()
+            ratio, ratio_std, ratio_basis = as_fitted._backward_ratio(shape)
+            forward = seconds if as_fitted is self else as_fitted._forward(shape, serving).seconds
             seconds = np.where(is_backward, forward * ratio, seconds)
             std = np.where(is_backward, np.hypot(std, ratio_std), std)
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
-        found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
+        estimate = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
         if self.full_clocks:
-            clocks, waits_alike = self._clocks(shape), self._at_fitted_exponentials()
-            if waits_alike is not self:
-                clocks = np.where(is_backward, waits_alike._clocks(shape), clocks)
-            found = found._replace(seconds=found.seconds * clocks)
-        return Estimate(*(values.reshape(arrays[0].shape) for values in found))
+            clocks, as_fitted = self._clocks(shape), self._with_fitted_exponentials()
+            if as_fitted is not self:
+                clocks = np.where(is_backward, as_fitted._clocks(shape), clocks)
+            estimate = estimate._replace(seconds=estimate.seconds * clocks)
+        return Estimate(*(values.reshape(arrays[0].shape) for values in estimate))
 
-    def lab_scale(self, table: Table) -> dict[str, tuple[float, int]]:
-        """Map source -> (median of measured / predicted, calls), as LinearModel.lab_scale does for GEMMs.
+    def lab_scale(self, table: Table) -> dict[str, LabScale]:
+        """Map source -> scale, as LinearModel.lab_scale does for GEMMs.
 
         Of forward calls that do not wait for the host; without sources of few such calls.
         """
-        table = table.where(_measured_dtype(table) & (table["pass"] == "forward") & (table["seconds"] > 0))
+        table = table.where(usable_dtypes(table) & (table["pass"] == "forward") & (table["seconds"] > 0))
         table = table.where(other_lab(table["source"]) & ~waits_for_host(table))
         scales = {}
         for source in np.unique(table["source"]):
             rows = table.where(table["source"] == source)
             if len(rows) >= _PRIOR_ROWS:
-                scales[str(source)] = (float(np.median(rows["seconds"] / self.predict(*shape_of(rows)).seconds)), len(rows))
+                ratio = rows["seconds"] / self.predict(*shape_of(rows)).seconds
+                scales[str(source)] = LabScale(float(np.median(ratio)), len(rows))
         return scales
 
     def on(self, device: Device, throttled: float = 1.0) -> FlashAttnModel:
-        """Return the model on another device: the same kernels on its units, peak and memory; throttled as of GEMMs."""
+        """Return the model on another device: the same kernels on its units, peak and memory (LinearModel.on)."""
         physics = replace(self.physics, throttle=throttled * self.physics.throttle)
         machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
         return replace(self, physics=physics, machine=machine, known=MeasuredTimes.none())
@@ -142,46 +143,35 @@ class FlashAttnModel:
         times = attn_times(self.physics, self.machine, shape)
         return times.full_clocks / times.seconds
 
-    def _at_fitted_exponentials(self) -> FlashAttnModel:
+    def _with_fitted_exponentials(self) -> FlashAttnModel:
         if self.machine.exponentials == self.fitted_exponentials:
             return self
         return replace(self, machine=self.machine._replace(exponentials=self.fitted_exponentials))
 
-    def _forward(self, shape: AttnShape, serving: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _forward(self, shape: AttnShape, serving: bool) -> Estimate:
         times = attn_times(self.physics, self.machine, shape)
         bare = times.seconds + times.cache * serving
         if self.residual is None:
-            return bare, np.full(bare.shape, _ROOFLINE_UNCERTAINTY), np.full(bare.shape, np.int8(Basis.ROOFLINE))
-        features = _features(self.physics, self.machine, shape)
+            return roofline(bare, _ROOFLINE_UNCERTAINTY)
+        features = attn_features(self.physics, self.machine, shape)
         log_bare = np.log(times.seconds + times.cache)
-        correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
+        correction, std, basis = self.residual.correct(features, attn_coordinates(shape), log_bare)
         if self.physics.cache > 0.01 and not serving:  # a training kernel inferred from serving measurements
             octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
             std = np.hypot(std, SHORT_UNCERTAINTY * np.minimum(octaves, 6.0))
             basis = np.maximum(basis, np.int8(Basis.INTERPOLATED))
-        return bare * np.exp(correction), std, basis
+        return Estimate(bare * np.exp(correction), std, basis)
 
     def _backward_ratio(self, shape: AttnShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ratio = default_backward_ratio(shape)
         if self.backward is None:
             return ratio, np.full(ratio.shape, BACKWARD_UNCERTAINTY), np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
-        features = _features(self.physics, self.machine, shape)
+        features = attn_features(self.physics, self.machine, shape)
         log_bare = np.log(attn_times(self.physics, self.machine, shape).seconds)
-        correction, std, basis = self.backward.correct(features, _coordinates(shape), log_bare)
+        correction, std, basis = self.backward.correct(features, attn_coordinates(shape), log_bare)
         if self.backward.trees is None:
             basis = np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
         return ratio * np.exp(correction), std, basis
-
-    def kernel_scale(self, table: Table) -> dict[str, tuple[float, int]]:
-        """Map kernel -> (median of measured / predicted, measurements), for training kernels timed forward on this device.
-
-        Frameworks choose different kernels (FlashAttention 2 takes 1.5 times as long as 3 on Hopper).
-        """
-        forward = table.where((table["pass"] == "forward") & ~is_serving(table["source"]))
-        ratio = forward["seconds"] / self.predict(*shape_of(forward)).seconds
-        kernels = np.unique(forward["kernel"])
-        chosen = {str(name): ratio[forward["kernel"] == name] for name in kernels}
-        return {name: (float(np.median(r)), len(r)) for name, r in chosen.items()}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
@@ -212,81 +202,12 @@ def default_backward_ratio(shape: AttnShape) -> np.ndarray:
     return np.where(shape.head_dim > shape.v_head_dim, BACKWARD_MLA, equal_dims)
 
 
-def shape_of(table: Table) -> AttnShape:
-    """The shapes of a flash_attn table; a zero v_head_dim means head_dim, a zero kv_heads means heads."""
-    column = {name: table[name].astype(np.float64) for name in AttnShape._fields}
-    column["v_head_dim"] = np.where(column["v_head_dim"] > 0, column["v_head_dim"], column["head_dim"])
-    column["kv_heads"] = np.where(column["kv_heads"] > 0, column["kv_heads"], column["heads"])
-    return AttnShape(**column)
-
-
-def main_rows(table: Table) -> Table:
-    """Forward rows of the kernel timed most often.
-
-    16-bit rows where there are any; without the rows of other laboratories if enough remain.
-    """
-    table = table.where(_measured_dtype(table))
-    forward = table.where((table["pass"] == "forward") & (table["seconds"] > 0))
-    own = forward.where(~other_lab(forward["source"]))
-    rows = own if len(own) >= ROWS_FOR_PHYSICS else forward
-    kernels, counts = np.unique(rows["kernel"], return_counts=True)
-    return rows.where(rows["kernel"] == kernels[counts.argmax()]) if len(rows) else rows
-
-
-def _measured_dtype(table: Table) -> np.ndarray:
-    half = np.isin(table["dtype"], HALF_DTYPES)
-    return half if half.any() else np.isin(table["dtype"], ("fp32", "float32"))
-
-
 def _measured_calls(table: Table, kernel: str) -> MeasuredTimes:
     """Return the forward and backward calls that this laboratory timed with one kernel."""
     rows = table.where(
         ~other_lab(table["source"]) & (table["kernel"] == kernel) & np.isin(table["pass"], ("forward", "backward"))
     )
     return MeasuredTimes.of(shape_keys(*shape_of(rows), (rows["pass"] == "backward") * 1.0), rows)
-
-
-def _coordinates(shape: AttnShape) -> np.ndarray:
-    """Position of a call among the measured ones, in octaves.
-
-    Keys per query (which the mask and context parallelism change) and the group size count half, since the physical model
-    covers them well.
-    """
-    columns = (
-        np.log2(shape.seq_q),
-        0.5 * np.log2(shape.keys_per_query / shape.seq_q),
-        np.log2(shape.batch * shape.heads),
-        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)),
-        np.log2(shape.head_dim + shape.v_head_dim),
-    )
-    return np.stack(columns, axis=1)
-
-
-def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> np.ndarray:
-    """Inputs of the correction, shape [rows, features]: sizes, the regime of the physical model, waves."""
-    times = attn_times(physics, machine, shape)
-    waves = shape.blocks / machine.sms
-    columns = (
-        np.log2(shape.batch),
-        np.log2(shape.seq_q),
-        np.log2(shape.keys_per_query),
-        np.log2(shape.heads),
-        np.log2(shape.kv_heads),
-        np.log2(shape.heads / shape.kv_heads),
-        shape.head_dim,
-        shape.v_head_dim,
-        np.log2(shape.batch * shape.heads),
-        np.log2(shape.batch * shape.kv_heads),
-        np.log2(shape.batch * shape.seq_q),
-        np.log2(shape.flops),
-        np.log(waves),
-        waves / np.ceil(waves),
-        np.log((times.seconds + times.cache) / physics.launch),
-        np.log(times.spread / times.longest),
-        np.log(times.spread / times.memory),
-        np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
-    )
-    return np.stack(columns, axis=1)
 
 
 def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | None:
@@ -305,29 +226,11 @@ def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | 
     shape = shape_of(rows)
     off_default = np.log(seconds / reference / default_backward_ratio(shape))
     log_bare = np.log(attn_times(fit.physics, fit.machine, shape).seconds)
-    features = _features(fit.physics, fit.machine, shape)
-    learnt = fit_residual(features, _coordinates(shape), log_bare, off_default, np.arange(len(rows)), _TREES)
+    features = attn_features(fit.physics, fit.machine, shape)
+    learnt = fit_residual(features, attn_coordinates(shape), log_bare, off_default, np.arange(len(rows)), _TREES)
     weight = len(rows) / (len(rows) + _PRIOR_ROWS)
     uncertainty = np.hypot(weight * learnt.size_uncertainty, (1 - weight) * BACKWARD_UNCERTAINTY)
     return learnt if learnt.trees is not None else replace(learnt, shift=weight * learnt.shift, size_uncertainty=uncertainty)
-
-
-def waits_for_host(rows: Table) -> np.ndarray:
-    """True for calls that take as long as the host needs to start them; shape [rows].
-
-    Seen where the shortest calls of a source and pass take equally long for work that differs: of these, and of up to twice
-    their time, it is not known how long the device works.
-    """
-    found = np.zeros(len(rows), dtype=bool)
-    for source in np.unique(rows["source"]):
-        for which in np.unique(rows["pass"]):
-            mine = np.flatnonzero((rows["source"] == source) & (rows["pass"] == which) & (rows["seconds"] > 0))
-            if len(mine):
-                seconds, work = rows["seconds"][mine], shape_of(rows.where(mine)).flops
-                shortest = seconds < _EQUALLY_LONG * seconds.min()
-                if work[shortest].max() >= _OTHER_WORK * work[shortest].min():
-                    found[mine] = seconds < 2.0 * seconds.min()
-    return found
 
 
 def _forward_seconds(rows: Table, forward: Table, main_kernel: str, fit: FlashAttnModel) -> np.ndarray:

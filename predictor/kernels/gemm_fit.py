@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.estimate import Basis
+from predictor.estimate import Estimate, roofline
 from predictor.kernels.dtypes import HALF_BYTES
+from predictor.kernels.features import gemm_coordinates, gemm_features
 from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import (
+    GemmMachine,
     GemmPhysics,
     GemmTimes,
-    Machine,
     buffer_seconds,
     cast_seconds,
     fit_gemm_physics,
     gemm_times,
 )
 from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
-from predictor.kernels.linear_features import coordinates, features_of
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import shape_keys
@@ -57,28 +57,25 @@ class GemmFit:
     """The fit of one arithmetic: physical model, its machine, learnt correction (None: nothing measured), measured shapes."""
 
     physics: GemmPhysics
-    machine: Machine
+    machine: GemmMachine
     residual: Residual | None
     known: MeasuredTimes
     layout_factor: np.ndarray  # [3 layouts, 2 accumulate] relative to forward
     layout_uncertainty: np.ndarray
     adding: float = ADDING_PRIOR  # share of the fp32 buffer's memory time, as ADDING_PRIOR
 
-    def forward(
-        self, bare: GemmTimes, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return seconds, relative uncertainty and basis of forward passes; bare: times of the physical model. All [rows]."""
+    def forward(self, bare: GemmTimes, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> Estimate:
+        """Return the estimate of forward passes; bare: times of the physical model. All [rows]."""
         if self.residual is None:
-            shape = bare.seconds.shape
-            return bare.seconds, np.full(shape, _ROOFLINE_UNCERTAINTY), np.full(shape, np.int8(Basis.ROOFLINE))
-        features = features_of(self.physics, self.machine, m, n, k, batch)
-        correction, std, basis = self.residual.correct(features, coordinates(m, n, k, batch), np.log(bare.seconds))
-        return bare.seconds * np.exp(correction), std, basis
+            return roofline(bare.seconds, _ROOFLINE_UNCERTAINTY)
+        features = gemm_features(self.physics, self.machine, m, n, k, batch)
+        correction, std, basis = self.residual.correct(features, gemm_coordinates(m, n, k, batch), np.log(bare.seconds))
+        return Estimate(bare.seconds * np.exp(correction), std, basis)
 
 
 def fit_gemms(
     table: Table,
-    machine: Machine,
+    machine: GemmMachine,
     launch: float | None = None,
     gradients: tuple[float, float] | None = None,
     constants: KnownConstants | None = None,
@@ -103,9 +100,9 @@ def fit_gemms(
     cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
-    features, off_bare = features_of(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
+    features, off_bare = gemm_features(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
     weights = np.where(is_training_like(*sizes[:3]), 2.0, 1.0)
-    residual = fit_residual(features, coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
+    residual = fit_residual(features, gemm_coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
     bare = GemmFit(physics, machine, residual, MeasuredTimes.none(), prior[..., 0], prior[..., 1])
     return GemmFit(physics, machine, residual, _measured_shapes(table, machine), *_layout_factors(table, bare))
 
@@ -132,7 +129,7 @@ def layouts_of(table: Table) -> np.ndarray:
     return np.array([GemmLayout[name].value if name else 0 for name in table["layout"]], dtype=np.int64)
 
 
-def _measured_shapes(table: Table, machine: Machine) -> MeasuredTimes:
+def _measured_shapes(table: Table, machine: GemmMachine) -> MeasuredTimes:
     """Return the times of the shapes and layouts that this laboratory measured, without those whose operands it also cast."""
     casts = times_casts(table["source"]) & (machine.element < HALF_BYTES)
     rows = table.where(~other_lab(table["source"]) & ~casts)
@@ -151,7 +148,7 @@ def _layout_factors(table: Table, forward_fit: GemmFit) -> tuple[np.ndarray, np.
     if not len(table):
         return factor, uncertainty, adding
     sizes = sizes_of(table)
-    forward_seconds = forward_fit.forward(gemm_times(forward_fit.physics, forward_fit.machine, *sizes), *sizes)[0]
+    forward_seconds = forward_fit.forward(gemm_times(forward_fit.physics, forward_fit.machine, *sizes), *sizes).seconds
     ratio = np.log(table["seconds"] / forward_seconds)
     for source in np.unique(table["source"]):
         rows = table["source"] == source

@@ -49,7 +49,7 @@ UPPER = GemmPhysics(3e-5, 1.00, 60.0, 1.00, 1000.0, 8.0, 1.0, 0.12, 2e-2, 20.0, 
 _FIRST_CAST = {"cast": 5.0, "cast_launch": 5e-6}
 
 
-class Machine(NamedTuple):
+class GemmMachine(NamedTuple):
     """peak: FLOP/s of the dtype; bandwidth: bytes/s; sms: number of SMs; element, out: bytes per number in and out."""
 
     peak: float
@@ -70,7 +70,7 @@ class GemmTimes(NamedTuple):
 
 
 def gemm_times(
-    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+    physics: GemmPhysics, machine: GemmMachine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> GemmTimes:
     """Time of ``batch`` GEMMs [m, k] x [k, n]; m, n, k and batch are float64 of shape [rows].
 
@@ -92,7 +92,7 @@ def throttled(busy: np.ndarray, throttle: float, seconds: float) -> np.ndarray:
 
 
 def _compute_seconds(
-    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+    physics: GemmPhysics, machine: GemmMachine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     best, chosen = np.full(len(m), np.inf), np.zeros(len(m), dtype=np.int8)
     for index, (tm, tn) in enumerate(TILES):
@@ -108,26 +108,26 @@ def _compute_seconds(
     return best, chosen
 
 
-def buffer_seconds(machine: Machine, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> np.ndarray:
+def buffer_seconds(machine: GemmMachine, m: np.ndarray, n: np.ndarray, batch: np.ndarray) -> np.ndarray:
     """Return the seconds in which the memory reads and writes an fp32 buffer of the GEMMs' outputs, shape [rows]."""
     return ADDED_BYTES * batch * m * n / machine.bandwidth
 
 
 def adding_seconds(
-    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+    physics: GemmPhysics, machine: GemmMachine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> np.ndarray:
     """Return the least seconds of GEMMs that are added to an fp32 buffer, shape [rows]: it is read and written."""
     moved = batch * (machine.element * (m + n) * k + ADDED_BYTES * m * n)
     return physics.launch + moved / (physics.bandwidth * machine.bandwidth)
 
 
-def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
+def cast_seconds(physics: GemmPhysics, machine: GemmMachine, m: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
     """Return the seconds of quantising the first operand, shape [rows]."""
     return physics.cast_launch + physics.cast * batch * m * k / machine.bandwidth
 
 
 def fit_gemm_physics(
-    machine: Machine,
+    machine: GemmMachine,
     shapes: Sequence[np.ndarray],
     seconds: np.ndarray,
     casts: np.ndarray,

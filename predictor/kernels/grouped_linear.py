@@ -24,6 +24,7 @@ from predictor.estimate import Basis, Estimate, std_of_errors
 from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.linear import LinearModel
+from predictor.kernels.sources import LabScale
 from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of GemmLayout codes
@@ -59,9 +60,7 @@ class GroupedLinearModel:
     launch: float = MOST_LAUNCH
 
     @classmethod
-    def fit(
-        cls, table: Table, linear: LinearModel, lab_scale: Mapping[str, tuple[float, int]] | None = None
-    ) -> GroupedLinearModel:
+    def fit(cls, table: Table, linear: LinearModel, lab_scale: Mapping[str, LabScale] | None = None) -> GroupedLinearModel:
         """Fit one overhead per pass: the median of measured over dense time, without the output's own time.
 
         With few measurements it is shrunk towards the prior. lab_scale: as returned by ``linear.lab_scale``; the grouped times

@@ -13,8 +13,8 @@ from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEAS
 from predictor.kernels.gemm_fit import FULL_ACCUMULATION, TRANSPOSED_TF32, GemmFit, fit_gemms, layouts_of, sizes_of
 from predictor.kernels.gemm_layout import GemmLayout
 from predictor.kernels.gemm_physics import (
+    GemmMachine,
     GemmPhysics,
-    Machine,
     adding_seconds,
     buffer_seconds,
     cast_seconds,
@@ -24,7 +24,7 @@ from predictor.kernels.known_constants import ROWS_FOR_PHYSICS, KnownConstants
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual
 from predictor.kernels.shape_keys import shape_keys
-from predictor.kernels.sources import other_lab
+from predictor.kernels.sources import LabScale, other_lab
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 
@@ -36,7 +36,7 @@ class LinearModel:
     """Time of GEMMs on one device; build with ``fit``, query with ``predict``.
 
     parts: fit of each arithmetic. full_clocks: arithmetics whose times are those at full clocks, without what long GEMMs lost
-    to the power limit in loops of one shape. Clocks follow the mean power of a tenth of a second, so that in a training step, or
+    to the power limit in loops of one shape. Clocks follow the mean power of a tenth of a second, so that in a training step or
     where a laboratory timed different shapes in turn, GEMMs of all sizes lose alike, which the derating covers.
     """
 
@@ -122,8 +122,8 @@ class LinearModel:
         sizes = (np.asarray(a, dtype=np.float64) for a in (m, k, batch))
         return cast_seconds(part.physics, part.machine, *sizes)
 
-    def lab_scale(self, profile: Profile) -> dict[str, tuple[float, int]]:
-        """Map source -> (median of measured / predicted, measurements), for what other laboratories timed on this device.
+    def lab_scale(self, profile: Profile) -> dict[str, LabScale]:
+        """Map source -> scale, for what other laboratories timed on this device.
 
         Laboratories differ in clocks, power and timing loops, and a training run is like one more laboratory; this scale
         states by how much. Kernels shorter than 0.1 ms are left out where there are enough longer ones, because their times
@@ -138,7 +138,7 @@ class LinearModel:
             if ratios:
                 ratio, seconds = np.concatenate(ratios, axis=1)
                 long = seconds >= _LONG_KERNEL if (seconds >= _LONG_KERNEL).sum() >= ROWS_FOR_PHYSICS else seconds > 0
-                scales[str(source)] = (float(np.median(ratio[long])), int(long.sum()))
+                scales[str(source)] = LabScale(float(np.median(ratio[long])), int(long.sum()))
         return scales
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -161,7 +161,7 @@ class LinearModel:
             fitted = f"{name}/residual/scalars" in arrays
             parts[name] = GemmFit(
                 GemmPhysics(*(float(v) for v in arrays[f"{name}/physics"])),
-                Machine._make(float(v) for v in arrays[f"{name}/machine"]),
+                GemmMachine._make(float(v) for v in arrays[f"{name}/machine"]),
                 Residual.from_arrays(arrays, f"{name}/residual/") if fitted else None,
                 MeasuredTimes.from_arrays(arrays, f"{name}/known/"),
                 np.asarray(arrays[f"{name}/layout_factor"]),
@@ -176,13 +176,13 @@ def _training_rows(table: Table) -> Table:
     return table.where((table["accumulate"] == 0) | (table["out_dtype"] == "fp32"))
 
 
-def _machines(device: Device) -> dict[str, Machine]:
+def _machines(device: Device) -> dict[str, GemmMachine]:
     """Return the machine of every arithmetic that a device has a peak for, 16 bits first."""
     machines, peaks = {}, device.peak_flops
     for name in sorted({FAMILIES.get(name, name) for name in peaks}, key=lambda name: name != "bf16"):
         peak = peaks.get(name) or max(value for dtype, value in peaks.items() if FAMILIES.get(dtype, dtype) == name)
         element = ELEMENT_BYTES.get(name, HALF_BYTES)
-        machines[name] = Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF_BYTES))
+        machines[name] = GemmMachine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF_BYTES))
     return machines
 
 

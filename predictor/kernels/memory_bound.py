@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate, std_of_errors
+from predictor.estimate import Basis, Estimate, roofline, std_of_errors
 from profiler.profile.profile import Device, Table
 
 #: Assumed where a kind was never measured: launch seconds, fraction of HBM bandwidth, standard deviation of log time. The
@@ -174,7 +174,7 @@ class MemoryBoundModel:
         launch, fraction, uncertainty, low, high = self._constants(kind)
         seconds = launch + size / (fraction * self.bandwidth)
         if high == 0:
-            return Estimate(seconds, np.full(size.shape, uncertainty), np.full(size.shape, np.int8(Basis.ROOFLINE)))
+            return roofline(seconds, uncertainty)
         octaves = np.log2(np.maximum(size / high, 1.0)) + np.log2(np.maximum(low / size, 1.0))
         std = np.hypot(uncertainty, np.minimum(_UNCERTAINTY_PER_OCTAVE * octaves, 0.3))
         basis = np.where(octaves > 0, np.int8(Basis.EXTRAPOLATED), np.int8(Basis.INTERPOLATED))

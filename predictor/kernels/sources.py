@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from profiler.profile.profile import Table
@@ -12,6 +14,13 @@ OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
 CASTING_SOURCES = ("ai-dynamo/aiconfigurator",)
 #: Sources that timed serving kernels (a paged cache is written in the same call).
 SERVING_SOURCES = ("aic", "ai-dynamo")
+
+
+class LabScale(NamedTuple):
+    """How another laboratory's times compare: the median of measured over predicted time, and of how many measurements."""
+
+    factor: float
+    rows: int
 
 
 def other_lab(source: np.ndarray) -> np.ndarray:

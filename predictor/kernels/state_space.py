@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate
+from predictor.estimate import Estimate, roofline
 from profiler.profile.profile import Device
 
 MATRIX_SHARE, MEMORY_SHARE = 0.14, 0.7
@@ -62,4 +62,4 @@ def state_space(
     each = each + state_space_bytes(*sizes) / (MEMORY_SHARE * device.memory_bandwidth)
     launches = np.asarray(KERNELS)[np.asarray(backward, dtype=np.int64)] * LAUNCH
     seconds = launches + tokens * each
-    return Estimate(seconds, np.full(seconds.shape, STD), np.full(seconds.shape, np.int8(Basis.ROOFLINE)))
+    return roofline(seconds, STD)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from toy import toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
+from predictor.kernels.attn_rows import waits_for_host
 from predictor.kernels.derating import (
     OVER_LOOPS,
     Deratings,
@@ -25,7 +25,7 @@ from predictor.kernels.derating import (
     derating_of,
     quantised_derating_of,
 )
-from predictor.kernels.flash_attn import FlashAttnModel, waits_for_host
+from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.sources import other_lab
@@ -254,13 +254,6 @@ def test_backward_passes_are_shrunk_towards_the_default(name: str, factor: float
 def test_backward_passes_need_the_forward_pass_of_their_kernel() -> None:
     # the forward time of another kernel says nothing about this one
     assert FlashAttnModel.fit(attention_table(10, 2.0, "backward", "other"), DEVICE).backward is None
-
-
-def test_scale_of_other_attention_kernels(tmp_path: Path) -> None:
-    # a kernel that takes 1.5 times as long, seven times measured
-    fit = FlashAttnModel.fit(attention_table(0, 1.0, "forward"), DEVICE)
-    scales = fit.kernel_scale(attention_table(7, 1.5, "forward", "fa2"))
-    assert scales["fa2"] == (pytest.approx(1.5, rel=1e-2), 7) and scales["fa"] == (pytest.approx(1.0, rel=1e-2), 40)
 
 
 def test_the_cast_that_a_source_times_with_its_fp8_gemms_is_left_out() -> None:

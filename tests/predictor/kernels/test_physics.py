@@ -12,9 +12,10 @@ from references import bare_gemm
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
-from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
+from predictor.kernels.attn_rows import main_rows, shape_of
+from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.gemm_layout import GemmLayout
-from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
+from predictor.kernels.gemm_physics import GemmMachine, GemmPhysics, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Device, Table
@@ -33,10 +34,10 @@ IDEAL = GemmPhysics(
     throttle_seconds=1e-3,
 )
 #: One multiprocessor of 2^38 FLOP/s, half of it with tiles of 256 x 256 (256 * 256 / 512 = 128 = intensity_half).
-ONE = Machine(peak=2.0**38, bandwidth=1e30, sms=1, element=2.0, out=4.0)
+ONE = GemmMachine(peak=2.0**38, bandwidth=1e30, sms=1, element=2.0, out=4.0)
 
 
-def gemm(physics: GemmPhysics, machine: Machine, m: float, n: float, k: float, batch: float = 1) -> float:
+def gemm(physics: GemmPhysics, machine: GemmMachine, m: float, n: float, k: float, batch: float = 1) -> float:
     return float(gemm_times(physics, machine, *(np.array([float(x)]) for x in (m, n, k, batch))).seconds[0])
 
 
