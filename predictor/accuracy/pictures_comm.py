@@ -13,7 +13,7 @@ from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS, preferred, sent_share
 from profiler.files import replacing
 from profiler.profile.profile import Profile, Table
-from profiler.units import GB
+from profiler.units import GB, GBIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def _draw_group(figure: Figure, profile: Profile, fit: CollectiveModel, op: str,
     left.legend(loc="upper left", fontsize=8, frameon=False)
     ranks = f"{intra} rank{'s' * (intra > 1)}"
     group = f"{ranks} in one node" if inter == 1 else f"{inter} nodes x {ranks}"
-    network = "" if inter == 1 else f", {fit.bandwidths[1] * 8e-9:.0f} Gbit/s per rank between nodes"
+    network = "" if inter == 1 else f", {fit.network_bandwidth / GBIT:.0f} Gbit/s per rank between nodes"
     figure.suptitle(f"{_TITLES[op]}, {group}{network} - {profile.device.name}", fontsize=11)
 
 

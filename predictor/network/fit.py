@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Estimate, std_of_errors
+from predictor.estimate import std_of_errors
 from predictor.network.collective_points import OPS
 from predictor.network.measured_groups import between_nodes
+from predictor.network.one_node import OneNodeCollectives
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.profile.profile import Profile
 
@@ -43,17 +44,6 @@ _WEIGHT = 10.0  # a 10% error in every row of a group weighs as much as one prio
 _STARTS = (1.0, 0.3, 3.0)  # factors on the prior's latencies from which the search starts
 
 
-class OneNodeModel(Protocol):
-    """What the fit needs of the model inside a node (collective.CollectiveModel, which in turn needs this fit)."""
-
-    @property
-    def bandwidths(self) -> np.ndarray: ...
-
-    def predict(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate: ...
-
-    def groups(self, op: str, size: Any, k: Any, nodes: Any, rate: Any, one_node: Any) -> Groups: ...
-
-
 @dataclass(frozen=True)
 class NetworkRows:
     """Measured collectives between nodes: op (str), seconds, their Groups, ring_only (bool); all of shape [rows]."""
@@ -74,8 +64,8 @@ class NetworkRows:
 _GROUP_ARRAYS = ("size", "intra", "inter", "bandwidth", "inside", "inside_ring")
 
 
-def network_rows(fit: OneNodeModel, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
-    """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``fit`` estimates the part inside a node.
+def network_rows(node: OneNodeCollectives, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
+    """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``node`` estimates the part inside a node.
 
     bandwidth: nominal bytes/s per GPU between the nodes that were measured.
     """
@@ -84,15 +74,16 @@ def network_rows(fit: OneNodeModel, columns: Mapping[str, Any], bandwidth: float
     inside, ring = np.zeros(len(op)), np.zeros(len(op))
     for name in np.unique(op):
         rows = op == name
-        one_node = fit.predict(str(name), size[rows], k[rows], 1).seconds
-        at = fit.groups(str(name), size[rows], k[rows], nodes[rows], np.full(rows.sum(), bandwidth), one_node)
+        message = str(name), size[rows], k[rows]
+        one_node = np.where(k[rows] > 1, node.predict(*message).seconds, 0.0)  # a lone rank sends nothing in its node
+        at = node.groups(*message, nodes[rows], np.full(rows.sum(), bandwidth), one_node)
         inside[rows], ring[rows] = at.inside, at.inside_ring
-    at = Groups(size, k, nodes, np.full(len(op), bandwidth), float(fit.bandwidths[0]), inside, ring)
+    at = Groups(size, k, nodes, np.full(len(op), bandwidth), node.link_bandwidth, inside, ring)
     ring_only = np.broadcast_to(np.asarray(columns.get("ring_only", False), dtype=bool), (len(op),)).copy()
     return NetworkRows(op, np.asarray(columns["seconds"], dtype=np.float64), at, ring_only)
 
 
-def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
+def profile_rows(node: OneNodeCollectives, profile: Profile) -> NetworkRows:
     """The profile's own multi-node rows; for p2p only those of one rank per node."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
     for op in OPS:
@@ -101,7 +92,7 @@ def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
         for name in ("bytes", "intra", "inter", "seconds"):
             parts[name].append(table[name])
     columns = {name: np.concatenate(part) for name, part in parts.items()}
-    return network_rows(fit, columns, profile.device.network_bandwidth)
+    return network_rows(node, columns, profile.device.network_bandwidth)
 
 
 def predict_rows(rows: NetworkRows, fit: NetworkParameters) -> np.ndarray:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from predictor.network.as_found import bus_bandwidth
-from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
+from predictor.network.one_node import OneNodeCollectives
 from predictor.network.physics import NetworkParameters
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
@@ -96,9 +96,9 @@ def read_rows(folder: Path, network: Network) -> tuple[NetworkRows, list[str]]:
     chosen = _median({name: column[own & many & crossing] for name, column in table.items()})
     if not len(chosen["op"]):
         raise InputError(f"{network.files}_nccl.parquet holds no measurements of {network.name}")
-    fit = CollectiveModel.fit(_one_node(network, table))
+    node = OneNodeCollectives.fit(_one_node(network, table))
     sources = sorted({re.sub(r"/(runs/|n\d+\.g\d).*", "", str(s)) for s in table["source"][own & many & crossing]})
-    return network_rows(fit, chosen, network.bandwidth), sources
+    return network_rows(node, chosen, network.bandwidth), sources
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -84,7 +84,7 @@ def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: C
 def test_links_scale_what_comes_on_top_of_the_latency(fitted: Callable[[str], CostModel]) -> None:
     # the A800's NVLink has two thirds of the A100's rate
     a100, a800 = fitted("a100_sxm_80gb"), fitted("a800_sxm")
-    size, least = 2.0**28, float(np.exp(a100.network.collectives.curves.x.min()))
+    size, least = 2.0**28, float(np.exp(a100.network.collectives.node.curves.x.min()))
 
     def alone(model: CostModel, bytes_: float) -> float:
         return float(model.network.collectives.predict("all_gather", bytes_, 8, 1).seconds)

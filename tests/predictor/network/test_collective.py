@@ -97,11 +97,12 @@ def test_several_nodes_are_no_faster_than_one(any_fit: CollectiveModel, op: str)
 
 @pytest.mark.parametrize("op", OPS)
 def test_no_jump_at_the_edges_of_the_measured_range(fit: CollectiveModel, op: str) -> None:
-    for curve in np.flatnonzero(fit.op == OPS.index(op)):
-        knots = fit.curves.x[fit.curves.first[curve] : fit.curves.first[curve + 1]]
+    for curve in np.flatnonzero(fit.node.op == OPS.index(op)):
+        curves = fit.node.curves
+        knots = curves.x[curves.first[curve] : curves.first[curve + 1]]
         for edge in np.exp(knots[[0, -1]]):
             around = edge * np.array([0.99, 0.995, 0.9999, 1.0, 1.0001, 1.005, 1.01])
-            seconds = fit.predict(op, around, fit.ranks[curve], 1).seconds
+            seconds = fit.predict(op, around, fit.node.ranks[curve], 1).seconds
             assert np.abs(np.diff(np.log(seconds))).max() < 0.01
 
 
@@ -235,7 +236,7 @@ def test_fit_keeps_parameters_that_no_measurement_determines(fit: CollectiveMode
         "inter": [2] * 3,
         "seconds": [4.8e-5, 3e-3, 0.03],
     }
-    rows = network_rows(fit, columns, 50e9)
+    rows = network_rows(fit.node, columns, 50e9)
     fitted = fit_network(rows, NetworkParameters())
     assert fitted.tree_hop == NetworkParameters().tree_hop
     assert np.abs(predict_rows(rows, fitted) / rows.seconds - 1).max() < 0.15
@@ -338,14 +339,14 @@ def test_a_ring_between_nodes_passes_through_the_links_that_its_ranks_have() -> 
     each, so that this is half of what they send; NICs of 100 GB/s each send more, those of 50 less.
     """
     switch = CollectiveModel.fit(bare())
-    mesh = dataclasses.replace(switch, bandwidths=np.array([450e9, 50e9]), link_peers=7.0)
-    pair = mesh.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
+    node = dataclasses.replace(switch.node, link_bandwidth=450e9, link_peers=7.0)
+    pair = node.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
     assert pair.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(2 * 50e9)
-    fast = mesh.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 100e9), np.zeros(1))
+    fast = node.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 100e9), np.zeros(1))
     assert fast.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(2 * 450e9 / 7)
-    alone = mesh.groups("all_gather", np.ones(1), np.full(1, 1.0), np.full(1, 16.0), np.full(1, 90e9), np.zeros(1))
+    alone = node.groups("all_gather", np.ones(1), np.full(1, 1.0), np.full(1, 16.0), np.full(1, 90e9), np.zeros(1))
     assert alone.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(90e9)  # passes through no link
-    whole = mesh.groups("all_gather", np.ones(1), np.full(1, 8.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
+    whole = node.groups("all_gather", np.ones(1), np.full(1, 8.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
     assert whole.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(400e9)
 
 
@@ -363,8 +364,9 @@ def test_beyond_the_measured_sizes_of_a_group_half_of_the_laws_uncertainty_is_le
 def test_a_pair_of_a_mesh_needs_no_more_over_nodes_than_in_one() -> None:
     """What leaves the node takes no links in it: of two rings each uses the link of a pair for half of what a rank sends."""
     switch = CollectiveModel.fit(bare())
-    mesh = dataclasses.replace(switch, bandwidths=np.array([450e9, 50e9]), link_peers=7.0)
+    node = dataclasses.replace(switch.node, link_bandwidth=450e9, link_peers=7.0)
+    mesh = dataclasses.replace(switch, node=node, network_bandwidth=50e9)
     size, two = np.full(1, 2.0**30), np.full(1, 2.0)
     alone = mesh.predict("all_gather", size, 2, 1).seconds
-    groups = mesh.groups("all_gather", size, two, np.full(1, 64.0), np.full(1, 50e9), alone)
+    groups = node.groups("all_gather", size, two, np.full(1, 64.0), np.full(1, 50e9), alone)
     assert groups.inside == pytest.approx(alone, rel=1e-12)

@@ -147,12 +147,12 @@ def test_a_ring_between_nodes_cannot_reduce_in_the_switch() -> None:
     # nodes each rank sends 15/16 of the buffer instead of 7/8
     fit, size = fitted("all_reduce", "all_gather"), 2.0**24
     one = [np.array([float(value)]) for value in (size, 8, 2, 5e10, 1.0)]
-    at = fit.groups("all_reduce", *one)
+    at = fit.node.groups("all_reduce", *one)
     gather = 8e-5 + size / 1e11
     assert at.inside[0] == pytest.approx(15 / 14) and at.inside_ring[0] == pytest.approx(15 / 14)
-    at = fit.groups("all_reduce", *one[:4], np.array([1e-9]))
+    at = fit.node.groups("all_reduce", *one[:4], np.array([1e-9]))
     assert at.inside_ring[0] == pytest.approx(2 * gather * 15 / 14)
-    assert fit.groups("all_gather", *one).inside_ring[0] == pytest.approx(15 / 14)
+    assert fit.node.groups("all_gather", *one).inside_ring[0] == pytest.approx(15 / 14)
 
 
 def between_nodes(rows: int, nodes: tuple[int, ...]) -> CollectiveModel:
