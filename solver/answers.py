@@ -23,6 +23,7 @@ from solver.api import chosen_profile, described_cluster, load_problem
 from solver.formats.config_file import RunConfig
 from solver.formats.export import write_export
 from solver.options.arguments import check_report
+from solver.report.breakdown import breakdown
 from solver.report.decision import Decision, decision_of_search
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
@@ -31,7 +32,7 @@ from solver.report.memory_timeline import memory_through_step
 from solver.report.output import search_dict, solution_dict
 from solver.report.picture_timeline import timeline_figure
 from solver.report.pictures import memory_figure, pareto_figure, stages_figure
-from solver.report.terminal import breakdown, solutions_table, verdict_text
+from solver.report.terminal import solutions_table, verdict_text
 from solver.report.timeline import step_timeline
 from solver.search.best_layout import to_launch
 from solver.search.laid_out import search_with_strings

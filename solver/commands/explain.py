@@ -22,13 +22,14 @@ from solver.options.axes import parse_fixed
 from solver.options.batch import batch_or_default, searched_batch
 from solver.options.inputs import Inputs, load_inputs
 from solver.options.terminal_run import progress_bar
+from solver.report.breakdown import breakdown
 from solver.report.decision import MEASUREMENTS, Decision, decision_of, decision_of_search, kept_out, standing
 from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.html import write_report
 from solver.report.measuring_plan import MOST, measuring_plan
 from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
-from solver.report.terminal import breakdown, heading, verdict_text
+from solver.report.terminal import heading, verdict_text
 from solver.report.words import seconds
 from solver.search.best_layout import to_launch
 from solver.search.laid_out import search_with_strings

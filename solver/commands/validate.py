@@ -23,8 +23,8 @@ from solver.report.output import (
     write_json,
 )
 from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
-from solver.report.terminal import show_validation
 from solver.report.validate import as_json, predict_cases
+from solver.report.validation_tables import show_validation
 
 
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:

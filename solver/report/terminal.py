@@ -1,8 +1,8 @@
-"""Terminal reports: the result first, then the best layouts, the breakdown, and the numbers of the search."""
+"""Terminal reports of a search and of one layout: the result first, then the best layouts, the breakdown, and the counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,39 +12,29 @@ from rich.text import Text
 
 from predictor.cost_model import CostModel
 from profiler.units import GBIT, GIB
+from solver.report.breakdown import breakdown
 from solver.report.decision import kept_out, standing
 from solver.report.describe import describe, describe_strategy
-from solver.report.explain import TIE_THRESHOLD, Explanation, explain, tied
+from solver.report.explain import TIE_THRESHOLD, explain, tied
 from solver.report.health import WORSE, Finding
-from solver.report.other_settings import OtherSetting, other_settings
-from solver.report.scores import Regret, Score
-from solver.report.validate import Prediction
-from solver.report.words import PART_NAMES, between, parameter_count, rounded, seconds, token_rate
+from solver.report.words import between, parameter_count, rounded, seconds, token_rate
 from solver.search.balance import Balanced
 from solver.search.best_layout import BestLayout, Variant, surest
 from solver.search.neighbours import neighbours
 from solver.search.search import DOES_NOT_FIT, SearchResult
 from solver.spec.model_size import parameters
-from solver.step.memory import AT_RISK, FITS, MEMORY_PARTS
-from solver.step.per_stage import memory_of_stages, slowest_stage
+from solver.step.memory import AT_RISK, FITS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 #: Combinations of constants that are listed.
 _VARIANTS = 12
-#: Other settings that are named below a breakdown.
-_SETTINGS = 3
-#: Steps that do not fit and would be faster, of which that many are named.
+#: Faster layouts one step away that do not fit, of which this many are named.
 _STEPS = 2
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
     f"8 x 1: 8 micro batches of 1 sequence; tie ~: within {TIE_THRESHOLD:.0%} of the first row, which is within the "
     "error of predicted differences. More in docs/glossary.md",
-    style="dim",
-)
-_VALIDATION_LEGEND = Text(
-    "error: predicted / measured - 1; mean (signed) below 0: predicted too fast; regret: measured time of the layout ranked "
-    "first over the measured best, minus 1, in families of runs that differ in layout only. More in docs/glossary.md",
     style="dim",
 )
 #: Why GEMMs and attention take longer in a training run, by where a device's kernels are from.
@@ -78,7 +68,7 @@ def show_search(
     console.print(breakdown(result.best, 0))
     around = neighbours(result.problem, result.best.layouts.strategy(0, result.problem.run))
     console.print(Text("\n".join([standing(around), *kept_out(around)[:_STEPS]])))
-    console.print(_searched(result, [one.best for one in variants if one.best]))
+    console.print(_search_counts(result, [one.best for one in variants if one.best]))
 
 
 def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> str:
@@ -92,7 +82,7 @@ def surely_fitting(result: SearchResult, variants: Sequence[Variant] = ()) -> st
     return f"Sure to fit, {change:+.1%} step time: {describe_strategy(sure.layout)}; {memory}"
 
 
-LEAST_CHANGE = 5e-4  #: of the step by layers assigned to the stages, that is worth a word
+LEAST_CHANGE = 5e-4  #: share of the step from which a change by assigning layers to stages is reported
 
 
 def balance_text(balance: Balanced) -> Text:
@@ -236,36 +226,6 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
     return table
 
 
-def breakdown(solutions: Solutions, index: int) -> Group:
-    """Return how step time and memory are divided, and how much of the time is measured, interpolated or extrapolated."""
-    why = explain(solutions, index)
-    pp = int(solutions.layouts.splits.pp[solutions.layouts.row[index]])
-    where = f", on stage {slowest_stage(solutions, index) + 1} of {pp}, the slowest" if pp > 1 else ""
-    table = Table(title=f"Why: {describe(solutions, index)}{where}", title_justify="left")
-    table.add_column("part of the step")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
-    for part, value in why.by_part().items():
-        if value:
-            table.add_row(PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}")
-        if part == "recompute":
-            for module, spent in sorted(why.by_module().items(), key=lambda item: -item[1]):
-                table.add_row(
-                    f"  compute and recomputation of {module.replace('_', ' ')}",
-                    seconds(spent),
-                    f"{spent / why.seconds:.1%}",
-                    style="dim",
-                )
-    return Group(table, _basis(why), _otherwise(other_settings(solutions, index)), _memory(solutions, index))
-
-
-def _otherwise(settings: Sequence[OtherSetting]) -> Text:
-    if not settings:
-        return Text("no other setting of the run would change the step by 2% or more")
-    listed = "; ".join(f"{seconds(setting.seconds)} if {setting.text}" for setting in settings[:_SETTINGS])
-    return Text(f"the step would take {listed}")
-
-
 def show_health(console: Console, findings: Sequence[Finding]) -> None:
     """Print what was measured of a job beside its prediction."""
     console.print("\nMeasured beside predicted", style="bold")
@@ -273,27 +233,7 @@ def show_health(console: Console, findings: Sequence[Finding]) -> None:
         console.print(Text(f"{finding.verdict:>12}: {finding.text}", style="bold red" if finding.verdict == WORSE else ""))
 
 
-def _basis(why: Explanation) -> Text:
-    shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
-    return Text(f"share of the time: {shares}; relative standard deviation of the step {why.relative_std:.1%}")
-
-
-def _memory(solutions: Solutions, index: int) -> Text:
-    memory = solutions.memory
-    parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
-    listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
-    number = int(memory.stage[index])
-    middle = f"stage {number + 1} of {int(solutions.layouts.splits.pp[solutions.layouts.row[index]])}"
-    where = "the last pipeline stage" if memory.on_last_stage[index] else middle if number else "the first pipeline stage"
-    stages = memory_of_stages(solutions, index).device / GIB
-    every = f"\nGiB on each stage: {' '.join(f'{size:.1f}' for size in stages)}" if len(stages) > 1 else ""
-    return Text(
-        f"memory peaks on {where} (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
-        f"reserved {memory.reserved[index] / GIB:.1f}, with CUDA context and NCCL {memory.device[index] / GIB:.1f}" + every
-    )
-
-
-def _searched(result: SearchResult, all_searches: Sequence[BestLayout]) -> Group:
+def _search_counts(result: SearchResult, all_searches: Sequence[BestLayout]) -> Group:
     """Return how many layouts were searched, and in how many searches, and why others were left out."""
     rejected = {reason: n for reason, n in result.rejected.most_common() if n}
     too_large = rejected.pop(DOES_NOT_FIT, 0)
@@ -306,58 +246,8 @@ def _searched(result: SearchResult, all_searches: Sequence[BestLayout]) -> Group
         f"{result.feasible:,} fit, {too_large:,} do not fit in memory"
     )
     if len(all_searches) > 1:
-        layouts, seconds_ = (
-            sum(getattr(one, name) for one in all_searches) for name in ("layouts_estimated", "search_seconds")
+        layouts, elapsed = (
+            sum(getattr(best, name) for best in all_searches) for name in ("layouts_estimated", "search_seconds")
         )
-        searched.append(f"; all {len(all_searches)} searches: {layouts:,} layouts in {seconds_:.2f} s")
+        searched.append(f"; all {len(all_searches)} searches: {layouts:,} layouts in {elapsed:.2f} s")
     return Group(searched, table) if rejected else Group(searched)
-
-
-def show_validation(
-    console: Console,
-    predictions: Sequence[Prediction],
-    times: Mapping[str, Score],
-    memory: Mapping[str, Score],
-    fits: Mapping[str, int],
-    regrets: Mapping[str, Regret],
-    worst: Sequence[Prediction],
-) -> None:
-    """Print tables of errors per group, the worst cases by name, and what was skipped."""
-    console.print(_scores("Step time: predicted / measured - 1", times, coverage=True))
-    if memory:
-        console.print(_scores("Peak memory: predicted / measured - 1", memory, coverage=False))
-    console.print(_VALIDATION_LEGEND)
-    if any(fits.values()):
-        right = fits["fit, predicted fit"] + fits["OOM, predicted OOM"]
-        listed = "; ".join(f"{n} {name}" for name, n in fits.items())
-        console.print(Text(f"fits or not: {right / sum(fits.values()):.1%} classified correctly ({listed})"))
-    for source, r in regrets.items():
-        console.print(Text(f"regret {source}: mean {r.mean:.1%}, worst {r.worst:.1%} over {r.families} families"))
-    table = Table(title="Worst cases", title_justify="left")
-    for name in ("case", "predicted", "measured", "factor"):
-        table.add_column(name, justify="left" if name == "case" else "right")
-    for p in worst:
-        measured = p.case.measured["step_s"]
-        table.add_row(p.case.id, seconds(p.seconds), seconds(measured), f"{p.seconds / measured:.2f}")
-    console.print(table)
-    reasons: dict[str, list[str]] = {}
-    for p in predictions:
-        if p.skipped:
-            reasons.setdefault(p.skipped, []).append(p.case.id)
-    for reason, ids in reasons.items():
-        console.print(Text(f"skipped {len(ids)}: {reason}: {', '.join(ids[:12])}{' ...' if len(ids) > 12 else ''}"))
-    console.print(Text(f"{len(predictions)} cases, {sum(not p.skipped for p in predictions)} predicted"))
-
-
-def _scores(title: str, scores: Mapping[str, Score], coverage: bool) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("group")
-    of_interval = ["in 90% interval", "its half width"] if coverage else []
-    names = ["n", "median |error|", "90th percentile", "mean (signed)", *of_interval]
-    for name in names:
-        table.add_column(name, justify="right")
-    for group, s in scores.items():
-        row = [f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"]
-        row += [f"{s.coverage:.0%}", f"{s.half_width:.0%}"] if coverage else []
-        table.add_row(group, *row, end_section=group == list(scores)[-2:][0])
-    return table
