@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from profiler.errors import InputError
+from profiler.measure.arena import DTYPES, Arena
 from profiler.measure.hardware import attention_kernels, cache_bytes
-from profiler.measure.kernels import DTYPES, Arena, workload
+from profiler.measure.kernels import workload
 from profiler.measure.power import preheat
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement

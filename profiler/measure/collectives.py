@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from profiler.measure.kernels import DTYPES
+from profiler.measure.arena import DTYPES
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement, Work, measure
 from profiler.measure.try_kernel import is_out_of_memory

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from profiler.measure.kernels import DTYPES, Arena
+from profiler.measure.arena import DTYPES, Arena
 from profiler.measure.timing import Work
 from profiler.profile.plan import Item, Limits, ModelDims, low_discrepancy
 

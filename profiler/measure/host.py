@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from profiler.measure.kernels import DTYPES, recorded
+from profiler.measure.arena import DTYPES
+from profiler.measure.memory_bound import recorded
 from profiler.measure.timing import Work
 from profiler.profile.plan import Item
 from profiler.train.model import Block, Dims, rotary_table

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from profiler.measure.arena import Arena
 from profiler.measure.collectives import Group, collective_work
 from profiler.measure.hardware import cache_bytes
-from profiler.measure.kernels import Arena, workload
+from profiler.measure.kernels import workload
 from profiler.measure.session import Session
 from profiler.measure.sweeps import Bench, measure_groups
 from profiler.measure.timing import Work, hold_device

@@ -22,7 +22,7 @@ from profiler.measure.ending import SAID, StoppedError, broken, end_rank, handle
 from profiler.measure.grouped import grouped_items, lacking
 from profiler.measure.hardware import cache_bytes, device_facts, limits, sensors, versions
 from profiler.measure.host import host_items
-from profiler.measure.kernels import COMPILED_KINDS
+from profiler.measure.memory_bound import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
 from profiler.measure.power import power_slowdown, preheat
 from profiler.measure.session import Session, leave, open_session, watch

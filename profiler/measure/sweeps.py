@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from profiler.measure.arena import Arena
 from profiler.measure.collectives import Group, join_group, leave_group, slowest, time_collective
 from profiler.measure.grouped import grouped_work, operator_name
 from profiler.measure.host import host_work
-from profiler.measure.kernels import Arena, workload
+from profiler.measure.kernels import workload
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement, Work
 from profiler.measure.try_kernel import try_kernel

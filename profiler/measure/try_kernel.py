@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from profiler.errors import printable
-from profiler.measure.kernels import Arena
+from profiler.measure.arena import Arena
 from profiler.measure.timing import Measurement, Work, measure
 
 #: Messages of PyTorch and the flash_attn packages when no kernel takes a shape.

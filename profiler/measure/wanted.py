@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 from profiler.errors import InputError, printable, shown
+from profiler.measure.arena import DTYPES
 from profiler.measure.attention import fused_kernels
 from profiler.measure.grouped import PASSES, lacking
-from profiler.measure.kernels import DTYPES
 from profiler.measure.session import Session
 from profiler.profile.plan import KINDS, LAYOUTS, WORK, Item, Limits, group_shapes, whole_buffer
 from profiler.profile.profile import COLLECTIVES

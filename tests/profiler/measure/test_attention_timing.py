@@ -22,7 +22,8 @@ from predictor.estimate import Basis
 from predictor.kernels.derating import Deratings
 from predictor.kernels.flash_generations import AttentionKernel
 from predictor.kernels.measured_attention import SHAPE
-from profiler.measure.kernels import Arena, workload
+from profiler.measure.arena import Arena
+from profiler.measure.kernels import workload
 from profiler.profile import local_device
 from profiler.profile.attention_times import attention_item
 from profiler.profile.devices import DEVICES

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from profiler.measure import attention
+from profiler.measure.arena import Arena
 from profiler.measure.attention import PACKAGES, fused_attention, package_kernels
-from profiler.measure.kernels import Arena, workload
+from profiler.measure.kernels import workload
 from profiler.profile.plan import Item, Limits, attention_items
 
 calls: list[tuple[torch.Size, bool]] = []

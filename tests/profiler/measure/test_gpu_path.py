@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.measure import kernels, timing, try_kernel
-from profiler.measure.kernels import Arena
+from profiler.measure import kernels, memory_bound, timing, try_kernel
+from profiler.measure.arena import Arena
 from profiler.measure.timing import Measurement, measure
 from profiler.profile.plan import KINDS, Item
 
@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 def compiled_without_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let torch.compile trace forward and backward passes as for a GPU, but generate no code."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    kernels._compiled.cache_clear()
+    memory_bound._compiled.cache_clear()
     yield
-    kernels._compiled.cache_clear()
+    memory_bound._compiled.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from profiler.measure import collectives
+from profiler.measure.arena import Arena
 from profiler.measure.collectives import Group
 from profiler.measure.grouped import PASSES, grouped_items, grouped_work
-from profiler.measure.kernels import Arena, workload
+from profiler.measure.kernels import workload
 from profiler.measure.overlap import overlap_items, slowdown
 from profiler.profile.plan import ACCUMULATING, Item, Limits, ModelDims, linear_items
 from profiler.profile.profile import TABLE_COLUMNS
