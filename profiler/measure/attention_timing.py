@@ -26,8 +26,8 @@ from profiler.measure.session import Session
 from profiler.measure.timing import Measurement
 from profiler.measure.try_kernel import try_kernel
 from profiler.profile.attention_times import Call, source
+from profiler.profile.item import Item
 from profiler.profile.local_device import Gpu, LocalDevice, is_device
-from profiler.profile.plan import Item
 from profiler.profile.recorder import NOT_RUN, Recorder
 from profiler.units import GIB
 

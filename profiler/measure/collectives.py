@@ -17,7 +17,7 @@ from profiler.measure.arena import DTYPES
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement, Work, measure
 from profiler.measure.try_kernel import is_out_of_memory
-from profiler.profile.plan import Item
+from profiler.profile.item import Item
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from profiler.measure.arena import DTYPES, Arena
 from profiler.measure.timing import Work
-from profiler.profile.plan import Item, Limits, ModelDims, low_discrepancy
+from profiler.profile.item import Item, Limits
+from profiler.profile.plan import ModelDims, low_discrepancy
 
 _OPERATOR: Callable[..., torch.Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 _FUSED_ON = (9, 10)  # major numbers of the CUDA capabilities for which PyTorch has one kernel

@@ -13,8 +13,9 @@ import torch
 from profiler.measure.session import Session
 from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
+from profiler.profile.item import Limits
 from profiler.profile.local_device import cpu_model, datasheet_key
-from profiler.profile.plan import KIB, Limits
+from profiler.profile.plan import KIB
 from profiler.profile.profile import Device
 from profiler.units import GIB
 

@@ -7,7 +7,7 @@ import torch
 from profiler.measure.arena import DTYPES
 from profiler.measure.memory_bound import recorded
 from profiler.measure.timing import Work
-from profiler.profile.plan import Item
+from profiler.profile.item import Item
 from profiler.train.model import Block, Dims, rotary_table
 
 #: Kernels of this layer take a GPU a few microseconds each, less than the host takes to launch them.

@@ -10,7 +10,7 @@ from profiler.measure.arena import DTYPES, Arena, drop
 from profiler.measure.attention import fused_attention
 from profiler.measure.memory_bound import ACCESSES, MAKERS
 from profiler.measure.timing import Work
-from profiler.profile.plan import Item
+from profiler.profile.item import Item
 
 
 def workload(item: Item, arena: Arena) -> Work:

@@ -30,7 +30,8 @@ from profiler.measure.session import Session
 from profiler.measure.sweeps import Bench, measure_groups
 from profiler.measure.timing import Work, hold_device
 from profiler.measure.try_kernel import is_out_of_memory
-from profiler.profile.plan import KIB, Item, Limits, whole_buffer
+from profiler.profile.item import Item, Limits
+from profiler.profile.plan import KIB, whole_buffer
 from profiler.profile.recorder import NOT_RUN
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter")

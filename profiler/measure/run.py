@@ -29,18 +29,9 @@ from profiler.measure.session import Session, leave, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.wanted import Wanted, measured_here
 from profiler.measure.work_queue import WorkQueue
+from profiler.profile.item import WORK, Item, Limits
 from profiler.profile.merge import check_same_machine, kept_aside
-from profiler.profile.plan import (
-    DEFAULT_MINUTES,
-    KINDS,
-    WORK,
-    Item,
-    Limits,
-    ModelDims,
-    attention_items,
-    linear_items,
-    memory_bound_items,
-)
+from profiler.profile.plan import DEFAULT_MINUTES, KINDS, ModelDims, attention_items, linear_items, memory_bound_items
 from profiler.profile.profile import POWER_SLOWDOWN, QUICK, UNITS, Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder

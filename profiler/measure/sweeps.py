@@ -19,7 +19,8 @@ from profiler.measure.session import Session
 from profiler.measure.timing import Measurement, Work
 from profiler.measure.try_kernel import try_kernel
 from profiler.measure.work_queue import WorkQueue
-from profiler.profile.plan import Item, Limits, collective_items, group_shapes
+from profiler.profile.item import Item, Limits
+from profiler.profile.plan import collective_items, group_shapes
 from profiler.profile.recorder import NOT_RUN, Recorder
 
 ROW_SECONDS = 0.05, 1.0  #: least and most per measurement

@@ -14,7 +14,8 @@ from profiler.measure.arena import DTYPES
 from profiler.measure.attention import fused_kernels
 from profiler.measure.grouped import PASSES, lacking
 from profiler.measure.session import Session
-from profiler.profile.plan import KINDS, LAYOUTS, WORK, Item, Limits, group_shapes, whole_buffer
+from profiler.profile.item import WORK, Item, Limits
+from profiler.profile.plan import KINDS, LAYOUTS, group_shapes, whole_buffer
 from profiler.profile.profile import COLLECTIVES
 
 _COLUMNS = ("kernel", "shape")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.profile.item import Item
 from profiler.profile.local_device import LocalDevice
-from profiler.profile.plan import Item
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder, Row, rows_of
 from profiler.profile.store import read_profile

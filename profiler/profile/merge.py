@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import InputError
-from profiler.profile.plan import Item
+from profiler.profile.item import Item
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import OUT_OF_MEMORY, rows_of, table_of
 

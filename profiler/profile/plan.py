@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product, zip_longest
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from profiler.profile.profile import TABLE_COLUMNS, TEXT_COLUMNS
+from profiler.profile.item import Item, Limits
 
 KIB = 2**10
+_Shape = TypeVar("_Shape")
 DEFAULT_MINUTES = 30.0  #: of a measuring run
 LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x (weight gradient)
 ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision training accumulates it over micro batches
-GRID_ROWS = 600  #: number of shapes of each low-discrepancy grid
+#: Kinds of memory-bound kernels, in the order in which they are measured.
 KINDS = (
     "norm",
     "gated_act",
@@ -40,93 +42,6 @@ KINDS = (
     "cross_entropy_eager",
     "cross_entropy_eager_grad",
 )
-
-#: Columns that identify a measurement: its shape and dtype, not its outcome.
-KEY_COLUMNS: dict[str, tuple[str, ...]] = {
-    op: tuple(c for c in columns if c not in ("seconds", "spread", "repeats", "source", "env") and "slowdown" not in c)
-    for op, columns in TABLE_COLUMNS.items()
-}
-
-
-@dataclass(frozen=True)
-class Item:
-    """One measurement to take: its op, and its key columns in the table's order."""
-
-    op: str
-    values: tuple[int | str, ...]
-
-    @classmethod
-    def of(cls, op: str, columns: Mapping[str, int | str]) -> Item:
-        """Make an item; columns not given are 0 or "" as in the table, and columns that are not keys are ignored."""
-        return cls(op, tuple(columns.get(c, "" if c in TEXT_COLUMNS else 0) for c in KEY_COLUMNS[op]))
-
-    @property
-    def columns(self) -> dict[str, int | str]:
-        return dict(zip(KEY_COLUMNS[self.op], self.values, strict=True))
-
-    def number(self, column: str) -> int:
-        return int(self.columns[column])
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} " + " ".join(f"{name}={value}" for name, value in self.columns.items())
-
-
-def _linear_work(item: Item) -> tuple[float, float]:
-    m, n, k = (item.number(c) for c in "mnk")
-    return 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n)
-
-
-def _grouped_work(item: Item) -> tuple[float, float]:
-    groups, tokens, n, k = (item.number(c) for c in ("groups", "tokens_per_group", "n", "k"))
-    return 2.0 * groups * tokens * n * k, 4.0 * groups * (tokens * k + n * k + tokens * n)
-
-
-def _attention_work(item: Item) -> tuple[float, float]:
-    batch, seq, keys, heads, kv_heads, dim = (
-        item.number(c) for c in ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim")
-    )
-    # two GEMMs of seq x keys x head_dim, half of them where causal; FlashAttention's backward does 2.5 times as much
-    half, passes = (2.0 if item.number("causal") else 1.0), (2.5 if item.columns["pass"] == "backward" else 1.0)
-    elements = batch * dim * 4 * (heads * seq + kv_heads * keys)  # q, k, v, output, and their gradients
-    return 4.0 * batch * heads * seq * keys * dim / half * passes, 2.0 * elements
-
-
-#: Table of kernels -> FLOPs of an item, and bytes of its operands.
-WORK: dict[str, Callable[[Item], tuple[float, float]]] = {
-    "linear": _linear_work,
-    "grouped_linear": _grouped_work,
-    "flash_attn": _attention_work,
-    "memory_bound": lambda item: (0.0, item.number("bytes")),
-}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes worth measuring on one device.
-
-    smallest, largest: GEMM dims. longest_sequence: tokens. stream_bytes, message_bytes: largest sizes. memory_bytes: of one
-    measurement's operands. call_seconds: the longest single call, at ``flops`` FLOP/s.
-    """
-
-    smallest: int
-    largest: int
-    longest_sequence: int
-    stream_bytes: int
-    message_bytes: int
-    memory_bytes: float
-    call_seconds: float
-    flops: float
-    attention_cost: float = 1.0  #: FLOP/s of a GEMM over those of a fused attention kernel
-    grid_rows: int = GRID_ROWS
-
-    def allows(self, item: Item) -> bool:
-        """Return whether a kernel's call is short enough and its operands fit, and whether a message is small enough."""
-        if item.op not in WORK:
-            return item.number("bytes") <= self.message_bytes
-        flops, operand_bytes = WORK[item.op](item)
-        cost = self.attention_cost if item.op == "flash_attn" else 1.0
-        return flops * cost <= self.flops * self.call_seconds and operand_bytes <= self.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -238,42 +153,53 @@ def attention_items(limits: Limits, models: Sequence[ModelDims], dtype: str, ker
     """
     shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_attention(m) for m in models)), _grid_attention(limits))
     items = [
-        _attention(batch, seq, heads, kv_heads, dim, backward, kernel, dtype)
-        for i, (batch, seq, heads, kv_heads, dim) in enumerate(shapes)
-        for kernel, backward in product(kernels if i % 3 == 0 else kernels[:1], (False, True))
+        _attention(shape, direction, kernel, dtype)
+        for i, shape in enumerate(shapes)
+        for kernel, direction in product(kernels if i % 3 == 0 else kernels[:1], ("forward", "backward"))
     ]
     return list(filter(limits.allows, dict.fromkeys(items)))
 
 
-def _attention(batch: int, seq: int, heads: int, kv_heads: int, dim: int, backward: bool, kernel: str, dtype: str) -> Item:
+class _AttentionShape(NamedTuple):
+    """Causal attention of ``seq`` tokens to themselves."""
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def _attention(shape: _AttentionShape, direction: str, kernel: str, dtype: str) -> Item:
     columns: dict[str, int | str] = {
-        "batch": batch,
-        "seq_q": seq,
-        "seq_kv": seq,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": dim,
-        "v_head_dim": dim,
+        "batch": shape.batch,
+        "seq_q": shape.seq,
+        "seq_kv": shape.seq,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "v_head_dim": shape.head_dim,
         "causal": 1,
-        "pass": "backward" if backward else "forward",
+        "pass": direction,
         "kernel": kernel,
         "dtype": dtype,
     }
     return Item.of("flash_attn", columns)
 
 
-def _grid_attention(limits: Limits) -> Iterator[tuple[int, int, int, int, int]]:
+def _grid_attention(limits: Limits) -> Iterator[_AttentionShape]:
     octaves = np.log2(limits.longest_sequence / limits.smallest)
     for sequence, heads, batch, group, dim in low_discrepancy(limits.grid_rows // 2, 5):
         kv_heads = 2 ** int(6 * heads)  # 1 to 32
         tokens = int(limits.smallest * 2 ** np.floor((octaves + 1) * sequence))
-        yield 2 ** int(3 * batch), tokens, kv_heads * 2 ** int(3 * group), kv_heads, (128, 64)[int(1.4 * dim)]
+        heads_of_group = 2 ** int(3 * group)
+        yield _AttentionShape(2 ** int(3 * batch), tokens, kv_heads * heads_of_group, kv_heads, (128, 64)[int(1.4 * dim)])
 
 
-def _model_attention(model: ModelDims) -> Iterator[tuple[int, int, int, int, int]]:
+def _model_attention(model: ModelDims) -> Iterator[_AttentionShape]:
     for tp, batch in product((1, 2, 4, 8), (1, 2)):
         if model.heads % tp == 0:
-            yield batch, model.seq_len, model.heads // tp, max(model.kv_heads // tp, 1), model.head_dim
+            yield _AttentionShape(batch, model.seq_len, model.heads // tp, max(model.kv_heads // tp, 1), model.head_dim)
 
 
 def memory_bound_items(limits: Limits, smallest: int, kinds: Sequence[str], dtype: str) -> list[Item]:
@@ -316,7 +242,7 @@ def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list
     ]
 
 
-def _interleave(*sequences: Iterable[tuple[int | str, ...]]) -> Iterator[tuple]:  # type: ignore[type-arg]
+def _interleave(*sequences: Iterable[_Shape]) -> Iterator[_Shape]:
     """Yield one item of each sequence in turn, until all are used up."""
     for together in zip_longest(*sequences):
         yield from (item for item in together if item is not None)

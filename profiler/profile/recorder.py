@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from profiler.profile.devices import DEVICES
-from profiler.profile.plan import KEY_COLUMNS, Item
+from profiler.profile.item import KEY_COLUMNS, Item
 from profiler.profile.profile import QUICK, TABLE_COLUMNS, Device, Profile, Table, gemm_flops
 from profiler.profile.store import write_profile
 

@@ -12,8 +12,8 @@ import numpy as np
 from predictor.kernels.measured_attention import SHAPE, MeasuredAttention
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, known_rows, open_cache
+from profiler.profile.item import Item
 from profiler.profile.local_device import LocalDevice, find_local_device
-from profiler.profile.plan import Item
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import Recorder, Row
 from solver.layers.decoder import layer_program

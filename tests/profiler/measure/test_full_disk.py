@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forked_job import ForkedJob
 
-from profiler.profile.plan import Item
+from profiler.profile.item import Item
 from profiler.profile.profile import Device, Profile
 from profiler.profile.recorder import table_of
 from profiler.profile.store import read_profile, write_profile

@@ -15,7 +15,8 @@ from profiler.measure import attention
 from profiler.measure.arena import Arena
 from profiler.measure.attention import PACKAGES, fused_attention, package_kernels
 from profiler.measure.kernels import workload
-from profiler.profile.plan import Item, Limits, attention_items
+from profiler.profile.item import Item, Limits
+from profiler.profile.plan import attention_items
 
 calls: list[tuple[torch.Size, bool]] = []
 

@@ -15,7 +15,8 @@ import torch
 from profiler.measure import kernels, memory_bound, timing, try_kernel
 from profiler.measure.arena import Arena
 from profiler.measure.timing import Measurement, measure
-from profiler.profile.plan import KINDS, Item
+from profiler.profile.item import Item
+from profiler.profile.plan import KINDS
 
 KERNEL = 20e-6  #: seconds of one call on the simulated device
 CPU = torch.device("cpu")

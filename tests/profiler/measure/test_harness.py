@@ -20,10 +20,9 @@ from profiler.errors import InputError
 from profiler.measure import timing
 from profiler.measure.collectives import groups_of
 from profiler.measure.timing import Measurement, measure
+from profiler.profile.item import Item, Limits
 from profiler.profile.merge import merged
 from profiler.profile.plan import (
-    Item,
-    Limits,
     ModelDims,
     attention_items,
     collective_items,

@@ -14,7 +14,8 @@ from profiler.measure.collectives import Group
 from profiler.measure.grouped import PASSES, grouped_items, grouped_work
 from profiler.measure.kernels import workload
 from profiler.measure.overlap import overlap_items, slowdown
-from profiler.profile.plan import ACCUMULATING, Item, Limits, ModelDims, linear_items
+from profiler.profile.item import Item, Limits
+from profiler.profile.plan import ACCUMULATING, ModelDims, linear_items
 from profiler.profile.profile import TABLE_COLUMNS
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.measure.wanted import read_wanted
-from profiler.profile.plan import Item, Limits
+from profiler.profile.item import Item, Limits
 from solver.commands.console import main
 
 

@@ -20,8 +20,8 @@ from profiler.measure.attention_timing import time_calls, timing_alone
 from profiler.measure.timing import Measurement
 from profiler.profile import local_device
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, open_cache
+from profiler.profile.item import Item
 from profiler.profile.local_device import LocalDevice, find_local_device
-from profiler.profile.plan import Item
 from profiler.profile.profile import Profile, Table
 from profiler.profile.store import read_profile, write_profile
 
