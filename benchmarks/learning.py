@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from predictor.learned import FACTORS
-from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
+from predictor.network.stated_busbw import STATED_STD
 from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
 from solver.commands.validate import CostModels
@@ -131,7 +131,7 @@ def main() -> None:
             report(number, len(sets))
     write_text(
         OUTPUT,
-        _HEAD.format(scatter=LAYOUT_STD, network=UNSEEN_NETWORK_STD, links=FOUND_STD)
+        _HEAD.format(scatter=LAYOUT_STD, network=UNSEEN_NETWORK_STD, links=STATED_STD)
         + "\n".join(table)
         + "\n"
         + _TAIL

@@ -10,12 +10,12 @@ import numpy as np
 
 from predictor.corrections import Corrections
 from predictor.estimate import Basis, Estimate
-from predictor.network.as_found import FOUND_STD, LINKS_ALIKE, PROBE_BYTES, AsFound, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import CALL_SECONDS, ExpertExchangeModel
 from predictor.network.leaf_switches import LeafSwitches
 from predictor.network.overlap import Contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
+from predictor.network.stated_busbw import LINKS_ALIKE, PROBE_BYTES, STATED_STD, StatedLinks, bus_bandwidth, fit_stated_network
 from profiler.profile.profile import Device
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class NetworkCosts:
     exchanges: dispatch and combine of experts over ranks. bandwidth: bytes/s per accelerator between nodes. contention: see
     network.overlap. rank_skew: seconds that a collective waits in a training step for each further rank of a node
     (predictor.network.rank_skew). shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks in
-    the node communicate at once. as_found: what the user stated of links and network.
+    the node communicate at once. stated: bus bandwidths and leaf switches that the user stated.
     """
 
     device: Device
@@ -39,7 +39,7 @@ class NetworkCosts:
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
     rank_skew: float = 0.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    as_found: AsFound = AsFound()
+    stated: StatedLinks = StatedLinks()
     corrections: Corrections = Corrections()
 
     @property
@@ -57,18 +57,18 @@ class NetworkCosts:
         """
         alone = self._alone(op, size, intra, inter, strided)
         seconds, far = alone.seconds, np.asarray(inter) > 1
-        if self.as_found.link_slowdown != 1.0:
+        if self.stated.link_slowdown != 1.0:
             # one all-reduce was stated: other ops, sizes and latencies are taken to be as much slower, but not as much faster
-            slower = self.as_found.link_slowdown if op == "all_reduce" else max(self.as_found.link_slowdown, 1.0)
+            slower = self.stated.link_slowdown if op == "all_reduce" else max(self.stated.link_slowdown, 1.0)
             seconds = np.where(far, seconds, seconds * slower)
-            added = self.as_found.link_std  # they may differ by as much as the all-reduce differs from the profile's
+            added = self.stated.link_std  # they may differ by as much as the all-reduce differs from the profile's
             std = np.where(far, alone.relative_std, np.hypot(alone.relative_std, added))
             alone = alone._replace(relative_std=std)
             if added > LINKS_ALIKE:
                 basis = np.where(far, alone.basis, np.maximum(alone.basis, np.int8(Basis.EXTRAPOLATED))).astype(np.int8)
                 alone = alone._replace(basis=basis)
-        if self.as_found.network is not None and self.as_found.network.is_reached:
-            std = np.where(far, np.minimum(alone.relative_std, FOUND_STD), alone.relative_std)
+        if self.stated.network is not None and self.stated.network.is_reached:
+            std = np.where(far, np.minimum(alone.relative_std, STATED_STD), alone.relative_std)
             alone = alone._replace(relative_std=std)
         if op in SKEWED_COLLECTIVES and waits:
             seconds = seconds + self.rank_skew * (np.minimum(intra, MOST_RANKS) - 1)
@@ -79,11 +79,11 @@ class NetworkCosts:
         return self.corrections.less_certain(alone._replace(seconds=seconds * self._between(inter)), "collective")
 
     def _alone(self, op: str, size: Any, intra: Any, inter: Any, strided: Any) -> Estimate:
-        """A collective that waits for nobody, on the network as it was found, or as its leaf switches leave it."""
-        if self.as_found.is_nominal:
+        """A collective without rank skew, at the stated bandwidths and below leaf switches."""
+        if self.stated.is_nominal:
             return self.collectives.predict(op, size, intra, inter, self.bandwidth)
         size, intra, inter, strided = np.broadcast_arrays(size, intra, inter, strided)
-        bandwidths = self.as_found.bandwidths(op, inter, strided, self.bandwidth)
+        bandwidths = self.stated.bandwidths(op, inter, strided, self.bandwidth)
         out: list[np.ndarray] = [np.zeros(size.shape), np.zeros(size.shape), np.zeros(size.shape, dtype=np.int8)]
         for bandwidth in np.unique(bandwidths):
             at = bandwidths == bandwidth
@@ -109,7 +109,7 @@ class NetworkCosts:
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
         nodes = np.asarray(inter)
         neighbours = np.zeros_like(nodes)
-        bandwidth = self.as_found.bandwidths("all2all", nodes, neighbours, self.bandwidth)
+        bandwidth = self.stated.bandwidths("all2all", nodes, neighbours, self.bandwidth)
         alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, groups, chosen)
         called = np.where(alone.seconds > 0, CALL_SECONDS[dispatcher], 0.0)
         return self.corrections.less_certain(
@@ -147,29 +147,29 @@ class NetworkCosts:
 
     def with_leaf_switches(self, switches: LeafSwitches | None) -> NetworkCosts:
         """The same device below leaf switches whose uplinks are a bottleneck (None: they are not)."""
-        return replace(self, as_found=replace(self.as_found, leaf_switches=switches))
+        return replace(self, stated=replace(self.stated, leaf_switches=switches))
 
-    def with_found_network(self, ranks: int, node: int, busbw: float | None, busbw_in_node: float | None) -> NetworkCosts:
-        """The same device on links that reach stated all-reduces: bus bandwidths [bytes/s] over ``ranks`` ranks, and in a node.
+    def with_stated_busbw(self, ranks: int, node: int, busbw: float | None, busbw_in_node: float | None) -> NetworkCosts:
+        """The same device at stated all-reduce bus bandwidths [bytes/s]: over ``ranks`` ranks, and in a node.
 
         node: the most of them that share a node or NVLink domain. The network's bandwidth becomes what the law needs for the
-        first (FoundNetwork); times inside a node are scaled to the second, or to the first where all ranks are in one. None:
+        first (StatedNetwork); times inside a node are scaled to the second, or to the first where all ranks are in one. None:
         not stated.
         """
-        as_found, exchanges = self.as_found, self.exchanges
+        stated, exchanges = self.stated, self.exchanges
         inside, of_links = (node, busbw_in_node) if busbw_in_node or ranks > node else (ranks, busbw)
         if of_links and inside > 1:
             seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, inside, 1, self.bandwidth).seconds)
             slowdown = bus_bandwidth(seconds, PROBE_BYTES, inside) / of_links
-            as_found = replace(as_found, link_slowdown=slowdown)
+            stated = replace(stated, link_slowdown=slowdown)
             exchanges = exchanges.with_slower_links(max(slowdown, 1.0))
         if busbw and ranks > node:
 
             def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:
                 return self.collectives.predict("all_reduce", size, intra, inter, bandwidth)
 
-            as_found = replace(as_found, network=found_network(all_reduce, node, -(-ranks // node), busbw, self.bandwidth))
-        return replace(self, as_found=as_found, exchanges=exchanges)
+            stated = replace(stated, network=fit_stated_network(all_reduce, node, -(-ranks // node), busbw, self.bandwidth))
+        return replace(self, stated=stated, exchanges=exchanges)
 
     def _between(self, inter: Any) -> Any:
         """Return the factor of messages between nodes where there are several, else of those inside one."""

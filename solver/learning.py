@@ -21,8 +21,8 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Z90
 from predictor.learned import FACTOR_OF, FACTORS, STEP, Learned, conditions_of
-from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
+from predictor.network.stated_busbw import STATED_STD
 from profiler.errors import InputError, counted
 from solver.formats.cases.reading import Case
 from solver.report.uncertainty import LAYOUT_STD
@@ -162,7 +162,7 @@ def _prior(used: Sequence[Prediction]) -> np.ndarray:
     if stds["network"]:  # whatever logs it was fitted to, the network that is learned from is another one
         prior["network"] = max(prior["network"], UNSEEN_NETWORK_STD)
     if stds["links"]:  # and so are the links of its nodes
-        prior["links"] = max(prior["links"], FOUND_STD)
+        prior["links"] = max(prior["links"], STATED_STD)
     return np.array(list(prior.values()))
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from predictor.network.as_found import bus_bandwidth
 from predictor.network.collective_points import OPS
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
 from predictor.network.one_node import OneNodeCollectives
 from predictor.network.physics import NetworkParameters
+from predictor.network.stated_busbw import bus_bandwidth
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.files import write_text

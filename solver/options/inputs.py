@@ -52,7 +52,7 @@ class Inputs:
         of = problem or self.problem
         left_out = f"left out of the estimate: {'; '.join(of.left_out)}" if of.left_out else ""
         of_config = config_notes(self.config, of, stated, self.takes_gpus)
-        machine = (*profile_notes(self.profile), *cluster_notes(of.cluster, of.cost.device), self.network, *of.as_found)
+        machine = (*profile_notes(self.profile), *cluster_notes(of.cluster, of.cost.device), self.network, *of.inferred_network)
         found = (left_out, *machine, *lines, *of_config)
         return "\n".join(filter(None, found))
 

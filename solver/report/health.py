@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.estimate import Z90
-from predictor.network.as_found import PROBE_BYTES, AsFound
 from predictor.network.collective_points import sent_share
+from predictor.network.stated_busbw import PROBE_BYTES, StatedLinks
 from profiler.errors import InputError
 from profiler.units import GB, GIB, MIB
 from solver.formats.logs.step_log import LEAST, WARM_UP, Collectives, Observation
@@ -67,7 +67,7 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
     found += _ran_all_the_same(solutions, index, observed)
-    found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]
+    found += [*_checks(solutions.problem, observed), *_on_measured_links(solutions, index, observed)]
     return found
 
 
@@ -104,11 +104,11 @@ def as_measured(problem: Problem, observed: Observation) -> Problem:
     ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
     # an all-reduce over all ranks passed the leaf switches
     network = problem.cost.network.with_leaf_switches(None) if observed.busbw else problem.cost.network
-    network = network.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node)
+    network = network.with_stated_busbw(ranks, node, observed.busbw, observed.busbw_in_node)
     return replace(problem, cost=replace(problem.cost, network=network))
 
 
-def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
+def _on_measured_links(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
     """Yield the step on the links as they were measured, and whether the measured step agrees."""
     if not (observed.busbw or observed.busbw_in_node):
         return
@@ -235,7 +235,7 @@ def _collective(solutions: Solutions, measured: Collectives) -> Finding:
     large = measured.size >= LARGE if (measured.size >= LARGE).any() else measured.size <= max(SMALL, measured.size.min())
     size, taken = measured.size[large], measured.seconds[large]
     bandwidth = problem.cluster.network_bandwidth
-    nominal = replace(problem.cost.network, bandwidth=bandwidth, as_found=AsFound(), rank_skew=0.0)
+    nominal = replace(problem.cost.network, bandwidth=bandwidth, stated=StatedLinks(), rank_skew=0.0)
     estimate = nominal.collective(measured.op, size, measured.intra, measured.inter)
     ratio = taken / estimate.seconds
     off, allowed = float(np.log(np.median(ratio))), max(Z90 * float(np.median(estimate.relative_std)), _LEAST_OFF)

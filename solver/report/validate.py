@@ -213,7 +213,7 @@ def as_json(predictions: Sequence[Prediction]) -> list[Mapping[str, Any]]:
             "fits": p.fits,
             "verdict": p.verdict,
             "skipped": p.skipped,
-            "assumptions": [*p.case.assumptions, *(p.solutions.problem.as_found if p.solutions else ())],
+            "assumptions": [*p.case.assumptions, *(p.solutions.problem.inferred_network if p.solutions else ())],
             "alternatives": [{"setting": a.setting, "step_s": a.seconds, "fits": a.fits} for a in p.alternatives],
         }
         for p in predictions

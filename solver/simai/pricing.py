@@ -108,7 +108,7 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
     cluster = cluster.for_world(gpus)
     stated_busbw = (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     network = cost.network.with_leaf_switches(cluster.leaf_switches(gpus))
-    network = network.with_found_network(gpus, cluster.gpus_per_domain, *stated_busbw)
+    network = network.with_stated_busbw(gpus, cluster.gpus_per_domain, *stated_busbw)
     return replace(cost, network=network), cluster, said
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from predictor.network.as_found import PROBE_BYTES, bus_bandwidth
+from predictor.network.stated_busbw import PROBE_BYTES, bus_bandwidth
 from predictor.network_costs import NetworkCosts
 from profiler.profile.profile import COLLECTIVES
 from solver.layers.program import Op

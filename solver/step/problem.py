@@ -109,10 +109,10 @@ class Problem:
         return are_collectives_checked(self.run, self.cluster, self.cost.network)
 
     @property
-    def as_found(self) -> tuple[str, ...]:
-        """What was inferred from stated all-reduce bandwidths and leaf switches, one sentence each."""
+    def inferred_network(self) -> tuple[str, ...]:
+        """What was inferred from stated bus bandwidths and leaf switches, one sentence each."""
         inferred = self.checks_collectives and self.run.collective_checks is None
-        return (CHECKS_INFERRED,) if inferred else self.cost.network.as_found.sentences()
+        return (CHECKS_INFERRED,) if inferred else self.cost.network.stated.sentences()
 
     def is_frozen(self, group: str) -> bool:
         """Whether the parameters of a group (PARAMETER_GROUPS) are not trained."""
@@ -175,7 +175,7 @@ def problem_of(model: ModelSpec, run: Run, cluster: Cluster, cost: CostModel) ->
     if cluster.link_peers != cost.device.link_peers:
         network = network.with_link_peers(cluster.link_peers)
     if not are_collectives_checked(run, cluster, network):  # else what the stated all-reduces took is no matter of the links
-        network = network.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+        network = network.with_stated_busbw(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     rates = {name: rate for name, rate in rates.items() if rate}
     cost = replace(cost, network=network, host=replace(cost.host, rates=rates))

@@ -12,7 +12,7 @@ from toy import LINK, NETWORK, estimated, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Z90
-from predictor.network.as_found import PROBE_BYTES
+from predictor.network.stated_busbw import PROBE_BYTES
 from profiler.errors import InputError
 from solver.formats.logs.step_log import Collectives, Observation
 from solver.report.explain import explain
@@ -127,7 +127,7 @@ def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     why, busbw = explain(solutions, 0), 0.5 * 2 * 7 / 8 / LINK
     found = texts(solutions, Observation(np.array([why.seconds]), busbw_in_node=busbw))
     cost = solutions.problem.cost
-    cost = replace(cost, network=cost.network.with_found_network(16, 8, None, busbw))
+    cost = replace(cost, network=cost.network.with_stated_busbw(16, 8, None, busbw))
     problem = make_problem(MODEL, 16, cost, framework="megatron-core", grad_dtype="fp32")
     slower = estimate_layouts(problem, solutions.layouts).times.seconds[0]
     assert slower > why.seconds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy import LINK, NETWORK, TINY, make_problem, part, tiny, toy_cost
 
-from predictor.network.as_found import PROBE_BYTES
+from predictor.network.stated_busbw import PROBE_BYTES
 from solver.layers.program import Op, message
 from solver.report.explain import explain
 from solver.spec.cluster import placement
@@ -97,7 +97,7 @@ def stated(framework: str, world: int, late_inside: float, late: float, **run: A
 def test_late_all_reduces_tell_that_they_are_checked(framework: str, late_inside: float, late: float, checked: bool) -> None:
     found = stated(framework, 16, late_inside, late)
     assert found.checks_collectives is checked
-    assert (CHECKS_INFERRED in found.as_found) is checked
+    assert (CHECKS_INFERRED in found.inferred_network) is checked
 
 
 def test_a_job_on_more_gpus_keeps_what_its_all_reduces_told() -> None:
@@ -110,4 +110,4 @@ def test_a_job_on_more_gpus_keeps_what_its_all_reduces_told() -> None:
 def test_what_a_run_states_comes_first() -> None:
     assert not stated("nanotron", 16, 1.6e-3, 4e-3, collective_checks=False).checks_collectives
     found = stated("megatron-core", 16, 0.0, 0.0, collective_checks=True)
-    assert found.checks_collectives and CHECKS_INFERRED not in found.as_found
+    assert found.checks_collectives and CHECKS_INFERRED not in found.inferred_network

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy import TINY, estimated, make_problem, part, toy_cost
 
 from predictor.kernels.derating import Deratings
-from predictor.network.as_found import AsFound
+from predictor.network.stated_busbw import StatedLinks
 from solver.step.power import MEMORY_BOUND_POWER, slowdown_at
 
 MEASURED = Path(__file__).parents[3] / "configs" / "validate_here"
@@ -57,7 +57,7 @@ def test_more_work_beside_gemms_never_slows_them(limited: float, spare: float, m
 
 def compute_seconds(tp: int = 1, links: float = 1.0, derating: float = 1.0, power: float = 1.0) -> float:
     """Seconds of the compute of a step of TINY on ``tp`` GPUs, whose links take ``links`` times as long."""
-    cost = toy_cost(deratings=Deratings(derating, derating, power_slowdown=power), as_found=AsFound(link_slowdown=links))
+    cost = toy_cost(deratings=Deratings(derating, derating, power_slowdown=power), stated=StatedLinks(link_slowdown=links))
     problem = make_problem(TINY, tp, cost, framework="megatron", compile=True)
     run = problem.layout(tp=tp, dp=1, tp_mode="msp" if tp > 1 else "mtp")
     return float(part(estimated(problem, [run]), "compute")[0])

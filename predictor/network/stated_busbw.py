@@ -1,4 +1,4 @@
-"""The network as a user found it: bandwidths that the law between nodes needs to give a measured all-reduce."""
+"""Links and networks whose all-reduce bus bandwidth a user states: the bandwidths with which the model reproduces it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from profiler.units import GB
 
 #: Bytes of the all-reduce that a stated bus bandwidth is taken to be of: large enough that latency does not count.
 PROBE_BYTES = 2.0**32
-#: Uncertainty of messages between nodes where the bus bandwidth that they reached is stated (assumed; else that of the fit).
-FOUND_STD = 0.15
-#: Up to this, of log(time), stated links are the profile's: bus bandwidths are rounded, and vary by as much from run to run.
+#: Standard deviation of log(time) between nodes where the bus bandwidth that they reach is stated (assumed; else the fit's).
+STATED_STD = 0.15
+#: Up to this difference of log(time), stated links count as the profile's: bus bandwidths are rounded, and vary by as much.
 LINKS_ALIKE = 0.05
 PAIR = 2  #: nodes that exchange directly
-#: Share of the nominal bandwidth that pairs found over that of larger jobs, where both were measured: 0.96 over 0.48 (medians
+#: Bandwidth that pairs of nodes reach over that of larger jobs, where both were measured: 0.96 over 0.48 of nominal (medians
 #: of 4 to 64 nodes: 0.53, 0.48, 0.45, 0.49 and 0.47), on 16 to 512 H100 of one cluster.
 PAIR_GAIN = 2.0
 _LEAST = 1e-6  #: of the nominal bandwidth, which is the most
@@ -32,10 +32,10 @@ AllReduce = Callable[[float, int, int, float], Estimate]
 
 
 @dataclass(frozen=True)
-class FoundNetwork:
-    """A network that gave groups of ``nodes`` nodes ``share`` of its nominal bandwidth.
+class StatedNetwork:
+    """A network of which groups of ``nodes`` nodes reach ``share`` of the nominal bandwidth.
 
-    stated, reached: bus bandwidths [bytes/s] of an all-reduce as measured, and as predicted with that share.
+    stated, reached: bus bandwidths [bytes/s] of an all-reduce, as the user measured it and as predicted with that share.
     """
 
     nodes: int
@@ -75,15 +75,15 @@ class FoundNetwork:
 
 
 @dataclass(frozen=True)
-class AsFound:
-    """What a user stated of links and network, beside their nominal bandwidths.
+class StatedLinks:
+    """What a user stated of links and network, in addition to their nominal bandwidths.
 
-    link_slowdown: times inside a node over the profile's. network: between nodes, where an all-reduce was stated.
-    leaf_switches: where the uplinks of these are a bottleneck.
+    link_slowdown: times inside a node over the profile's. network: None where no all-reduce between nodes was stated.
+    leaf_switches: None unless their uplinks are a bottleneck.
     """
 
     link_slowdown: float = 1.0
-    network: FoundNetwork | None = None
+    network: StatedNetwork | None = None
     leaf_switches: LeafSwitches | None = None
 
     @property
@@ -93,27 +93,27 @@ class AsFound:
 
     @property
     def link_std(self) -> float:
-        """How uncertain it makes other messages inside a node that an all-reduce took another time than the profile's."""
-        return min(abs(math.log(self.link_slowdown)), FOUND_STD)
+        """Standard deviation of log(time) that a stated all-reduce, where it differs from the profile's, adds inside a node."""
+        return min(abs(math.log(self.link_slowdown)), STATED_STD)
 
     def bandwidths(self, op: str, inter: np.ndarray, strided: np.ndarray, nominal: float) -> np.ndarray:
-        """Return bytes/s per accelerator between nodes of groups that span ``inter`` nodes, ``strided`` nodes apart."""
-        found = np.full(inter.shape, nominal)
+        """Return bytes/s per accelerator between nodes for groups that span ``inter`` nodes, ``strided`` nodes apart."""
+        reached_bandwidth = np.full(inter.shape, nominal)
         if self.network is not None:
             for nodes in np.unique(inter):
-                found[inter == nodes] = self.network.over(int(nodes), nominal)
+                reached_bandwidth[inter == nodes] = self.network.over(int(nodes), nominal)
         if self.leaf_switches is not None:
-            found *= self.leaf_switches.share(op, inter, strided)
-        return found
+            reached_bandwidth *= self.leaf_switches.share(op, inter, strided)
+        return reached_bandwidth
 
     def sentences(self) -> tuple[str, ...]:
         """Return in words what stated all-reduces and leaf switches make of the network and of the links, a sentence each."""
-        found = [each.text() for each in (self.network, self.leaf_switches) if each is not None]
+        sentences = [part.text() for part in (self.network, self.leaf_switches) if part is not None]
         if self.link_slowdown != 1.0:
             which = "collectives" if self.link_slowdown > 1 else "all-reduces, and no other collectives,"
             times = f"{self.link_slowdown:.2f} times the profile's time"
-            found.append(f"{which} inside a node or NVLink domain take {times}, as the stated all-reduce does")
-        return tuple(found)
+            sentences.append(f"{which} inside a node or NVLink domain take {times}, as the stated all-reduce does")
+        return tuple(sentences)
 
 
 def bus_bandwidth(seconds: float, size: float, ranks: int) -> float:
@@ -121,7 +121,7 @@ def bus_bandwidth(seconds: float, size: float, ranks: int) -> float:
     return float(sent_share("all_reduce", ranks)) * size / seconds
 
 
-def found_network(all_reduce: AllReduce, intra: int, inter: int, busbw: float, nominal: float) -> FoundNetwork:
+def fit_stated_network(all_reduce: AllReduce, intra: int, inter: int, busbw: float, nominal: float) -> StatedNetwork:
     """Return the share of the ``nominal`` bandwidth per accelerator with which an all-reduce reaches ``busbw`` [bytes/s both].
 
     Bisection, because a wider network never takes longer. Links carry no more than nominal: where an all-reduce of all their
@@ -133,10 +133,10 @@ def found_network(all_reduce: AllReduce, intra: int, inter: int, busbw: float, n
         return bus_bandwidth(seconds, PROBE_BYTES, intra * inter)
 
     if (most := reached(1.0)) <= busbw:
-        return FoundNetwork(inter, 1.0, busbw, most)
+        return StatedNetwork(inter, 1.0, busbw, most)
     low, high = np.log(_LEAST), 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if reached(float(np.exp(middle))) < busbw else (low, middle)
     share = float(np.exp((low + high) / 2))
-    return FoundNetwork(inter, share, busbw, reached(share))
+    return StatedNetwork(inter, share, busbw, reached(share))
