@@ -54,7 +54,7 @@ class Answer:
     """
 
     result: SearchResult
-    said: str  #: what the profile is
+    profile_text: str  #: what the profile is
 
     @property
     def best(self) -> Solutions:
@@ -101,7 +101,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number, as --json writes them (docs/json.md)."""
-        return search_dict(self.result, self.said)
+        return search_dict(self.result, self.profile_text)
 
     def to_frame(self) -> DataFrame:
         """Return the best layouts as a pandas table, a row each. Raises InputError where pandas is missing."""
@@ -143,7 +143,7 @@ class Answer:
         """Write one page a colleague can read. Raises InputError where its name does not end in .html."""
         check_report(Path(path))
         command, launched = "solver.best_layout(...).report(...)", to_launch(self.result)
-        write_report(Path(path), self.decision(), self.said, "", command, self.result, launched)
+        write_report(Path(path), self.decision(), self.profile_text, "", command, self.result, launched)
 
     def __repr__(self) -> str:
         verdict = f"{self.memory_bytes / GIB:.1f} GiB, {self.best.verdict(0)}"
@@ -180,8 +180,8 @@ def best_layout(
     solver.load_problem (seq_len, framework, precision, ...). Raises InputError as the command line says it.
     """
     described = described_cluster(cluster)
-    found, said = chosen_profile(profile, described, as_device)
+    found, profile_text = chosen_profile(profile, described, as_device)
     problem = load_problem(model, world_size, profile=found, cluster=described, **options)
     tokens = global_batch_tokens
     _, result = search_with_strings(problem, global_batch_sequences, top, fixed=fixed, jobs=jobs, global_batch_tokens=tokens)
-    return Answer(result, said)
+    return Answer(result, profile_text)

@@ -18,8 +18,8 @@ from predictor.accuracy.pictures_axes import (
     interval_factor,
     new_figure,
     rate_unit,
-    said_of,
     save,
+    subtitle_of,
 )
 from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
@@ -44,7 +44,7 @@ def draw_attention(fit: FlashAttnModel, rows: Table, table: Table, device: str, 
     serving = mostly_serving(rows)
     kernel = str(rows["kernel"][0]).replace("_", " ") or "kernel not named"
     title = f"Fused attention ({formats(rows)}, forward; {kernel}) on {device}{few(len(rows), fit.physics == AttnPhysics())}"
-    figure = new_figure(title, said_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
+    figure = new_figure(title, subtitle_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
     if series := head_series(rows):
         _draw_series(figure, fit, series, table, serving)
     else:

@@ -33,7 +33,7 @@ def new_figure(title: str, caption: str, size: tuple[float, float]) -> Figure:
     return figure
 
 
-def said_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
+def subtitle_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
     """The held-out mean errors in words, by regime.
 
     alone: what the naive prediction uses, "FLOPs" or "bytes". caveat: a clause on what the errors cannot show, on a line of

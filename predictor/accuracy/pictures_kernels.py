@@ -32,8 +32,8 @@ from predictor.accuracy.pictures_axes import (
     new_figure,
     peak_line,
     rate_unit,
-    said_of,
     save,
+    subtitle_of,
 )
 from predictor.accuracy.pictures_memory import draw_memory_bound
 from predictor.accuracy.pictures_scatter import draw_all_rows
@@ -82,7 +82,7 @@ def _draw_linear(profile: Profile, fit: LinearModel, rows: Table, scores: Sequen
     part = fit.parts[family]
     title = f"Matrix multiplication ({formats(rows)}, forward) on {profile.device.name}"
     title += few(len(rows), part.physics == GemmPhysics())
-    figure = new_figure(title, said_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
+    figure = new_figure(title, subtitle_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
     if weights := weight_shapes(rows):
         _draw_weights(figure, fit, rows, weights, family)
     else:
@@ -116,8 +116,8 @@ def _draw_weights(figure: Figure, fit: LinearModel, rows: Table, weights: Sequen
 def _label(rate: Axes, time: Axes, unit: str, peak: float) -> None:
     peak_line(rate, peak)
     rate.set_ylabel(f"achieved {unit}")
-    said = "dots: measured; line: fit; band: 90% interval"
-    rate.legend(fontsize=8, frameon=False, title=said, title_fontsize=8, loc="lower right", alignment="left")
+    legend = "dots: measured; line: fit; band: 90% interval"
+    rate.legend(fontsize=8, frameon=False, title=legend, title_fontsize=8, loc="lower right", alignment="left")
     time.set(yscale="log", ylabel="time (microseconds)")
     for axes in (rate, time):
         flops_axis(axes, _WORK)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.accuracy.crossval import formats
-from predictor.accuracy.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
+from predictor.accuracy.pictures_axes import COLOURS, interval_factor, new_figure, save, subtitle_of
 from predictor.accuracy.score import Score
 from predictor.estimate import Basis
 from predictor.kernels.memory_bound import MemoryBoundModel
@@ -36,7 +36,7 @@ def draw_memory_bound(fit: MemoryBoundModel, rows: Table, device: str, scores: S
         f"; {len(kinds) - len(shown)} kinds of as many or fewer measurements are not shown" if len(kinds) > len(shown) else ""
     )
     formats_said = f" ({formats(rows)})" if formats(rows) else ""
-    errors = said_of(scores, "bytes").replace("only): ", "only):\n")  # on one line it would be wider than three panels
+    errors = subtitle_of(scores, "bytes").replace("only): ", "only):\n")  # on one line it would be wider than three panels
     title = f"Memory-bound kernels{formats_said} on {device}\n{errors}"
     width = max(3.2 * columns, 9.5)  # the title and the caption have to fit
     caption = f"dots: measured; line: fit; band: 90% interval{left_out}"
@@ -79,10 +79,10 @@ def panel_title(fit: MemoryBoundModel, kind: str, rows: int) -> str:
     """
     one, two = fit.predict(kind, np.array([1e12, 2e12])).seconds
     launch = max(float(fit.predict(kind, 1.0).seconds - (two - one) / 1e12), 0.0)
-    said = f"{_short(launch * 1e6)} µs + bytes / {_short(1e3 / (two - one))} GB/s"
+    law = f"{_short(launch * 1e6)} µs + bytes / {_short(1e3 / (two - one))} GB/s"
     fitted = fit.predict(kind, 1.0).basis < Basis.ROOFLINE
     name = kind.replace("_", " ")
-    return f"{name}\n{said}" if fitted else f"{name}: {rows} measurements, too few to fit\nassumed {said}"
+    return f"{name}\n{law}" if fitted else f"{name}: {rows} measurements, too few to fit\nassumed {law}"
 
 
 def _short(value: float) -> str:

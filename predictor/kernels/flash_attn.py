@@ -109,7 +109,7 @@ class FlashAttnModel:
             seconds = np.where(is_backward, forward * ratio, seconds)
             std = np.where(is_backward, np.hypot(std, ratio_std), std)
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
-        estimate = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
+        estimate = self.known.combined_with(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
         if self.full_clocks:
             clocks, as_fitted = self._clocks(shape), self._with_fitted_exponentials()
             if as_fitted is not self:

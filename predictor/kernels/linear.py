@@ -92,7 +92,7 @@ class LinearModel:
             gradient = adds & (layouts == GemmLayout.NT)
             seconds = seconds + gradient * part.adding * buffer_seconds(part.machine, size[0], size[1], size[3])
         std = np.hypot(std, part.layout_uncertainty[layouts, adds])
-        estimate = part.known.beside(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
+        estimate = part.known.combined_with(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
         if dtype in UNMEASURED:
             estimate = estimate._replace(basis=np.maximum(estimate.basis, np.int8(Basis.EXTRAPOLATED)))
         if name in self.full_clocks:

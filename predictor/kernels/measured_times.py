@@ -1,4 +1,4 @@
-"""Kernels whose very shape was measured: what was measured, weighed against the fit."""
+"""Kernels whose exact shape was measured: the measurement and the fit, weighted by their certainty."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MeasuredTimes:
 
     @classmethod
     def of(cls, keys: np.ndarray, rows: Table) -> MeasuredTimes:
-        """Build from the rows of one number format and kernel; the rows of one shape are averaged by their certainty."""
+        """Build from the rows of one number format and kernel; the rows of one shape are averaged by inverse variance."""
         unique, shape = np.unique(keys, return_inverse=True)
         std = uncertainty_of(rows["spread"].astype(np.float64))
         weight = std**-2.0
@@ -43,17 +43,17 @@ class MeasuredTimes:
         # another median of the same process and machine is no more certain than the best one
         return cls(unique, np.exp(mean), np.maximum(total**-0.5, LEAST_UNCERTAINTY))
 
-    def beside(self, fit: Estimate, keys: np.ndarray) -> Estimate:
-        """Return ``fit`` with the times of measured shapes: the mean of logarithms, weighed by the certainty of each.
+    def combined_with(self, fit: Estimate, keys: np.ndarray) -> Estimate:
+        """Return ``fit`` with the times of measured shapes: the mean of both logarithms, weighted by their inverse variances.
 
-        A measurement knows its own shape, but has noise; the fit smooths the noise of its neighbours.
+        A measurement is of this very shape, but noisy; the fit averages the noise of its neighbours.
         """
         if not len(self):
             return fit
         at, known = find(self.keys, keys)
-        ours, theirs = self.relative_std[at] ** -2.0, np.maximum(fit.relative_std, 1e-9) ** -2.0
-        mean = np.exp((ours * np.log(self.seconds[at]) + theirs * np.log(fit.seconds)) / (ours + theirs))
-        return where_known(known, mean, (ours + theirs) ** -0.5, fit)
+        measured, fitted = self.relative_std[at] ** -2.0, np.maximum(fit.relative_std, 1e-9) ** -2.0
+        mean = np.exp((measured * np.log(self.seconds[at]) + fitted * np.log(fit.seconds)) / (measured + fitted))
+        return where_known(known, mean, (measured + fitted) ** -0.5, fit)
 
     def to_arrays(self, prefix: str) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""

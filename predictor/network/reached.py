@@ -31,15 +31,15 @@ class Reached:
 
     def text(self, network: float) -> str:
         """Return it in words. network: bytes/s per GPU between nodes."""
-        said = (
+        sentence = (
             f"{self.op} over {self.nodes} nodes x {self.ranks}: at best {self.bandwidth / GB:,.3g} GB/s of bus bandwidth; "
             f"full NICs of {network / GBIT:,.4g} Gbit/s per GPU carry {self.ring / GB:,.3g}"
         )
         if self.bandwidth > _OVER * self.most:
-            return f"{said}, so the logs are of a faster network: state it with --cluster"
+            return f"{sentence}, so the logs are of a faster network: state it with --cluster"
         if self.bandwidth < _SLOW * self.ring:
-            return f"{said}, so hardly any of it is used: is that the network, and did the test use every NIC?"
-        return said
+            return f"{sentence}, so hardly any of it is used: is that the network, and did the test use every NIC?"
+        return sentence
 
 
 def reached(tables: Mapping[str, Table], device: Device) -> Iterator[Reached]:

@@ -94,8 +94,8 @@ def _said_in_a_sentence() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
-        raise InputError(f"timing attention failed ({said}); the rest is estimated by the fit") from None
+        message = str(error).partition("\n")[0]
+        raise InputError(f"timing attention failed ({message}); the rest is estimated by the fit") from None
 
 
 def _open_device(target: LocalDevice) -> torch.device:

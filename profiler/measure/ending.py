@@ -56,20 +56,20 @@ def _kept(recorder: Recorder | None) -> str:
     return f"; {len(recorder.rows)} measurements are kept in {recorder.path}, and --resume goes on from there"
 
 
-def end_rank(session: Session, recorder: Recorder | None, said: str, status: int) -> None:
+def end_rank(session: Session, recorder: Recorder | None, message: str, status: int) -> None:
     """End this rank with a message: rank 0 reports for all ranks, unless it is the lost one."""
-    said = f"gen_profiler_data.py: {said}{_kept(recorder)}"
-    leave(said if session.leads or status == 1 else "", status)
+    message = f"gen_profiler_data.py: {message}{_kept(recorder)}"
+    leave(message if session.leads or status == 1 else "", status)
 
 
 def stopped(session: Session, recorder: Recorder | None, stop: StoppedError) -> None:
     if stop.number == signal.SIGINT:
-        status, said = INTERRUPTED, "interrupted"
+        status, message = INTERRUPTED, "interrupted"
     elif stop.lost:
-        status, said = 1, f"{named(stop.lost)} died"
+        status, message = 1, f"{named(stop.lost)} died"
     else:
-        status, said = 128 + stop.number, f"ended by {stop}"
-    _end_quietly_unless(session, recorder, said, status, stop.lost)
+        status, message = 128 + stop.number, f"ended by {stop}"
+    _end_quietly_unless(session, recorder, message, status, stop.lost)
 
 
 def broken(session: Session, recorder: Recorder | None, error: RuntimeError) -> None:
@@ -81,8 +81,8 @@ def broken(session: Session, recorder: Recorder | None, error: RuntimeError) -> 
     lost = lost_ranks(session)
     if not lost:
         traceback.print_exc()
-    said = f"{named(lost)} died" if lost else f"rank {session.rank} met: {str(error).splitlines()[0]}"
-    _end_quietly_unless(session, recorder, said, 1, lost)
+    message = f"{named(lost)} died" if lost else f"rank {session.rank} met: {str(error).splitlines()[0]}"
+    _end_quietly_unless(session, recorder, message, 1, lost)
 
 
 def _rank_0_said_why(session: Session) -> bool:
@@ -91,10 +91,10 @@ def _rank_0_said_why(session: Session) -> bool:
     return False
 
 
-def _end_quietly_unless(session: Session, recorder: Recorder | None, said: str, status: int, lost: list[int]) -> None:
+def _end_quietly_unless(session: Session, recorder: Recorder | None, message: str, status: int, lost: list[int]) -> None:
     """End this rank; rank 0 reports, or another rank if rank 0 is lost or if the error is its own."""
     if 0 in lost and _rank_0_said_why(session):
         leave("", status)
     if session.leads or 0 in lost or (status == 1 and not lost):
-        end_rank(session, recorder, said, status)
+        end_rank(session, recorder, message, status)
     leave("", status)

@@ -84,7 +84,7 @@ def run(options: Options) -> int:
             raise InputError(f"{device.name} does not multiply in bf16, which GPUs are measured in")
         recorder, done = _prepare(session, device, options)
         kept = recorder
-        watch(session, lambda said: end_rank(session, kept, said, 1))
+        watch(session, lambda message: end_rank(session, kept, message, 1))
         _measure(session, device, options, recorder, done, end)
     except StoppedError as stop:
         stopped(session, recorder, stop)
@@ -113,9 +113,9 @@ def _prepare(session: Session, device: Device, options: Options) -> tuple[Record
             told = ("", recorder.settled() if options.resume else frozenset())
         except InputError as error:
             told = (str(error), frozenset())
-    said, done = session.gather(told)[0]
-    if said:
-        raise InputError(said)
+    message, done = session.gather(told)[0]
+    if message:
+        raise InputError(message)
     return recorder, done
 
 

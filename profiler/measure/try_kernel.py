@@ -29,10 +29,10 @@ def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float, by_host: 
         if is_out_of_memory(error):
             arena.release()
             return None
-        said = str(error).strip() or type(error).__name__
+        message = str(error).strip() or type(error).__name__
         if not (_no_kernel(error) or _still_works(arena.device)):
             raise
-        return printable(said.splitlines()[0], _MOST_SAID)
+        return printable(message.splitlines()[0], _MOST_SAID)
 
 
 def is_out_of_memory(error: Exception) -> bool:

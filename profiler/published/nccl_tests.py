@@ -106,7 +106,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
             replaced[op] = int(gone.sum())
             merged[op] = joined(op, [shipped.where(~gone), own])
     earlier = (profile.meta.get("nccl_tests") or {}).get("logs", {})
-    said = {
+    record = {
         "date": date.today().isoformat(),
         "logs": {**earlier, **{log.name: {op: len(table) for op, table in log.tables.items()} for log in logs}},
         "rows": {op: len(table) for op, table in tables.items()},
@@ -114,7 +114,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
         "kernels": f"of profile {profile.name}",
         "notes": notes,
     }
-    return Profile(profile.name, profile.device, merged, {**profile.meta, "laws": stated, "nccl_tests": said})
+    return Profile(profile.name, profile.device, merged, {**profile.meta, "laws": stated, "nccl_tests": record})
 
 
 def _different(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
@@ -137,15 +137,15 @@ def _missing(tables: Mapping[str, Table], kinds: Sequence[tuple[int, int]]) -> l
     shapes = ", ".join(f"{nodes} nodes x {ranks}" for ranks, nodes in kinds)
     rows = sum(int((table["inter"] > 1).sum()) for table in tables.values())
     lacking = sorted(op for op in (*COLLECTIVES, "p2p") if op not in tables or not (tables[op]["inter"] > 1).any())
-    said = []
+    lacks = []
     if len(kinds) < 2 or rows < NETWORK_ROWS:
-        said.append(
+        lacks.append(
             f"{rows} measurements of {shapes} ranks fit an efficiency and a latency of the network only; logs of other numbers "
             f"of nodes, {NETWORK_ROWS} sizes or more in all, would fit its law"
         )
     if lacking:
-        said.append(f"no log of {', '.join(lacking)} between nodes: estimated from the network that the other logs show")
-    return said
+        lacks.append(f"no log of {', '.join(lacking)} between nodes: estimated from the network that the other logs show")
+    return lacks
 
 
 def _unlike(profile: Profile, tables: Mapping[str, Table]) -> list[str]:
@@ -208,10 +208,10 @@ def import_into(
     base = replace(base, device=device)
     profile = with_logs(base, paths, test)
     write_profile(path, profile)
-    said = profile.meta["nccl_tests"]
-    gone = said["replaced"]
-    done = [f"{op}: {n} measurements from logs, replacing {gone[op]} of {base.name}" for op, n in said["rows"].items()]
-    return [*done, f"wrote {path}: kernels of {base.name}, collectives of {len(paths)} logs"], list(said["notes"])
+    record = profile.meta["nccl_tests"]
+    gone = record["replaced"]
+    done = [f"{op}: {n} measurements from logs, replacing {gone[op]} of {base.name}" for op, n in record["rows"].items()]
+    return [*done, f"wrote {path}: kernels of {base.name}, collectives of {len(paths)} logs"], list(record["notes"])
 
 
 def _base(path: Path, named: str | None) -> Profile:

@@ -73,7 +73,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     with Console(stderr=True).status("estimating the sides"):
         sides = [_named_side(args, text) for text in args.sides]
     for number, (side, inputs, _) in enumerate(sides, 1):
-        console.print(f"{number}: {side.name}: {side.headline()}; {inputs.said}", markup=False)
+        console.print(f"{number}: {side.name}: {side.headline()}; {inputs.profile_text}", markup=False)
     noted = (inputs.notes(rounded, stated=set(AXES) & inputs.config.layout.keys()) for _, inputs, rounded in sides)
     for note in dict.fromkeys(note for notes in noted for note in notes.split("\n") if note):
         console.print(note, markup=False)
@@ -82,7 +82,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     for line in verdicts(found):
         console.print(line, style="bold", markup=False)
     if args.json:
-        write_json(args.json, comparison_dict(found, [inputs.said for _, inputs, _ in sides]))
+        write_json(args.json, comparison_dict(found, [inputs.profile_text for _, inputs, _ in sides]))
         console.print(f"wrote {args.json}", markup=False)
 
 
@@ -134,26 +134,26 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     options = copy(args)
     if text == _AS_STATED:
         return options, {}
-    said = parse_pairs("a side's", text, "name once, as in tp=4,pp=2") if "=" in text else {"config": text}
-    axes = {name: said.pop(name) for name in [*said] if name in AXES}
+    stated = parse_pairs("a side's", text, "name once, as in tp=4,pp=2") if "=" in text else {"config": text}
+    axes = {name: stated.pop(name) for name in [*stated] if name in AXES}
     check_fixed(axes)
-    if {"num_micro_batches", "global_batch_size"} <= axes.keys() | said.keys():
+    if {"num_micro_batches", "global_batch_size"} <= axes.keys() | stated.keys():
         raise InputError("num_micro_batches and global_batch_size both state the batch; give one")
-    if {"config", "model_size"} <= said.keys():
+    if {"config", "model_size"} <= stated.keys():
         raise InputError("config and model_size both state the model; give one")
-    for option in (name for word in said for name in _REPLACES.get(word, ())):
+    for option in (name for word in stated for name in _REPLACES.get(word, ())):
         setattr(options, option, None)
-    for word in [word for word in said if word in _OPTIONS]:
-        value = said.pop(word)
+    for word in [word for word in stated if word in _OPTIONS]:
+        value = stated.pop(word)
         if value == "":
             raise InputError(f"{word} is empty; leave it out for what the options say")
         if word in _NUMBERS:
             whole_number(word, value)
         setattr(options, _OPTIONS[word], Path(str(value)) if word == "config" else value if word in _NUMBERS else str(value))
-    unknown = next((name for name in said if name not in Strategy.__dataclass_fields__), None)
+    unknown = next((name for name in stated if name not in Strategy.__dataclass_fields__), None)
     if unknown is not None:
         words, meant = ", ".join((*_OPTIONS, *AXES)), closest(unknown.lower(), (*_OPTIONS, *Strategy.__dataclass_fields__))
         raise InputError(f"{printable(unknown)}{meant} is none of {words}, nor a constant of a run (docs/settings.md)")
-    constants = (parse_constants(args.set) if args.set else {}) | said
+    constants = (parse_constants(args.set) if args.set else {}) | stated
     options.set = ",".join(f"{name}={value}" for name, value in constants.items())
     return options, axes

@@ -73,7 +73,7 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         )
     decision, rounded, result = _decision(args, inputs)
     rivals = decision.rivals
-    console.print(heading(rivals, inputs.said, inputs.notes(rounded)))
+    console.print(heading(rivals, inputs.profile_text, inputs.notes(rounded)))
     console.print(verdict_text(rivals))
     console.print(breakdown(rivals, 0))
     for table in (_ops_table(decision.why[0]), _rivals_table(decision), _steps_table(decision.around)):
@@ -90,7 +90,7 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         console.print(f"wrote {args.measurements}: {len(planned)} shapes, {told}", markup=False)
     if args.report:
         launched = None if args.own else to_launch(result)
-        write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result, launched)
+        write_report(args.report, decision, inputs.profile_text, inputs.notes(rounded), shlex.join(sys.argv), result, launched)
         console.print(f"wrote {args.report}", markup=False)
     if args.json:
         write_json(args.json, _as_dict(decision, inputs))
@@ -217,7 +217,7 @@ def _what_would_decide(decision: Decision) -> str:
 def _as_dict(decision: Decision, inputs: Inputs) -> dict[str, Any]:
     rivals, around = decision.rivals, decision.around
     found, times = decision.chances, around.solutions.times.seconds
-    return problem_dict(rivals, inputs.said) | {
+    return problem_dict(rivals, inputs.profile_text) | {
         "best": [solution_dict(rivals, 0, decision.why[0])],
         "rivals": [
             {"layout": layout_dict(rivals, i), "step_s": float(rivals.times.seconds[i]), "chance": float(found[i])}

@@ -39,7 +39,7 @@ def fit(args: argparse.Namespace, console: Console) -> None:
     notes = inputs.notes(rounded, stated=set(AXES) & config.layout.keys())
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, {describe_strategy(layout)}, "
-        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{notes}",
+        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.profile_text}\n{notes}",
         markup=False,
     )
     for limit in limits:

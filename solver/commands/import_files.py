@@ -112,7 +112,7 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     run, findings = problem.run, health(solutions, 0, observed)
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {problem.cost.device.name}; "
-        f"{inputs.said}\n{describe(solutions, 0)}\n{inputs.notes(rounded)}",
+        f"{inputs.profile_text}\n{describe(solutions, 0)}\n{inputs.notes(rounded)}",
         markup=False,
     )
     show_health(console, findings)

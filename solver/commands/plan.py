@@ -90,7 +90,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if not found:
         raise InputError(failed[0])
     notes = _notes({machine.name: inputs.notes(_sequences(args, inputs)[1]).splitlines() for machine, _, inputs in offers})
-    notes |= dict.fromkeys(inputs.said for *_, inputs in offers if inputs.problem.cost.origin == "derived")
+    notes |= dict.fromkeys(inputs.profile_text for *_, inputs in offers if inputs.problem.cost.origin == "derived")
     notes |= dict.fromkeys(_beside_their_base([inputs for *_, inputs in offers]))
     title = _title(args, offers[0][2], bool(args.machines))
     console.print("\n".join([title, *notes, *failed]), markup=False)

@@ -52,14 +52,14 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     own = args.config is not None and args.config.suffix != ".json" and not chosen  # its framework's own file states it
     unstated = "" if own else why_not_expressed(args, chosen.solutions if chosen else solutions)
     notes = inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys())
-    show_single(console, solutions, inputs.said, notes, unstated)
+    show_single(console, solutions, inputs.profile_text, notes, unstated)
     if chosen:
         console.print(balance_text(chosen))
     if args.health:
         show_health(console, findings)
     untold = {"not_expressed": unstated} if unstated else {}
     if args.json:
-        whole = problem_dict(solutions, inputs.said) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
+        whole = problem_dict(solutions, inputs.profile_text) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
         whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
         whole |= untold
         write_json(args.json, whole | balanced_dict(chosen))

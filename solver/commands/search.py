@@ -84,12 +84,12 @@ def search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> No
     others_said = (_own_layout(whole, result, sequences), _with_overlap(result, sequences))
     hints = (_balance_line(result, chosen), *others_said) if chosen else (*others_said, _with_balance(result))
     remarks = [line for line in (unstated, launched, *hints) if line] + ([] if args.also else _with_settings(result))
-    show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
+    show_search(console, result, inputs.profile_text, inputs.notes(timed, rounded, problem=result.problem), others, remarks)
     if chosen:
         console.print(balance_text(chosen))
     found = inputs.plain | {"remarks": remarks} | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
     found |= {"not_expressed": unstated} if unstated else {}
-    _write_search(args, result, answer, inputs.said, found, console)
+    _write_search(args, result, answer, inputs.profile_text, found, console)
     write_layout(args, answer, inputs.config, console)
 
 
@@ -177,16 +177,21 @@ def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> S
 
 
 def _write_search(
-    args: argparse.Namespace, result: SearchResult, answer: Solutions, said: str, found: dict[str, Any], console: Console
+    args: argparse.Namespace,
+    result: SearchResult,
+    answer: Solutions,
+    profile_text: str,
+    found: dict[str, Any],
+    console: Console,
 ) -> None:
     with Console(stderr=True).status("writing the results"):
         if args.json:
-            write_json(args.json, search_dict(result, said) | found)
+            write_json(args.json, search_dict(result, profile_text) | found)
         if args.csv:
             write_csv(args.csv, result.best)
     if args.report:
         decision, command = decision_of_search(result), shlex.join(sys.argv)
-        write_report(args.report, decision, said, str(found["network"]), command, result, answer, found["remarks"])
+        write_report(args.report, decision, profile_text, str(found["network"]), command, result, answer, found["remarks"])
     if args.plot:
         save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:

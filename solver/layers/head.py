@@ -69,17 +69,17 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
     """The projection as a column-parallel linear: all-gathered input under a sequence split, reduced input gradient."""
     mtp, isp = shapes.keys.is_mode(TpMode.MTP), shapes.keys.is_mode(TpMode.ISP)
     sequence = shapes.sequence_split | isp
-    beside, late = shapes.overlaps_backward_collectives, shapes.exposed_backward
-    wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
+    overlapped, exposed = shapes.overlaps_backward_collectives, shapes.exposed_backward
+    wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if overlapped else ((), ())
     return [
         tp_collective(shapes, "vocab.all_gather", "head", "all_gather", FORWARD, sequence),
         *_in_chunks(
             shapes,
             linear(shapes, VOCABULARY, "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
         ),
-        tp_collective(shapes, "vocab.reduce_scatter", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad, late),
+        tp_collective(shapes, "vocab.reduce_scatter", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad, exposed),
         tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, wgrad, shapes.exposed_all_reduce),
-        tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, shapes.keeps_shard | isp, dgrad, late),
+        tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, shapes.keeps_shard | isp, dgrad, exposed),
     ]
 
 
@@ -176,8 +176,8 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
         return inputs * shapes.element, inputs * (shapes.element + FP32) + dummy
     if shapes.framework.kernels.wide_logits:
         wide = shapes.framework.kernels.loss_metric or memory.keeps_exponentials
-        beside = FP32 if wide else shapes.element  # exponentials for a log; later the gradient
-        return logits * FP32, np.maximum(logits * beside, dummy)
+        per_logit = FP32 if wide else shapes.element  # exponentials for a log; later the gradient
+        return logits * FP32, np.maximum(logits * per_logit, dummy)
     if shapes.run.cross_entropy_fusion:
         if shapes.run.cross_entropy_fusion_impl == "native":
             return logits * FP32, np.maximum(logits * (shapes.element + FP32), dummy)

@@ -28,8 +28,10 @@ def uneven_worlds(batch: Callable[[int], int], worlds: Sequence[int], rounds: bo
     rounds: it was rounded, and holds less than the factor.
     """
     uneven = [f"{world:,}" for world in worlds if batch(world) % odd_factor(world)]
-    said = f"on {', '.join(uneven)} GPUs the batch does not divide by their odd factor; {_UNEVEN}{'' if rounds else _ADVICE}"
-    return said if uneven else ""
+    sentence = (
+        f"on {', '.join(uneven)} GPUs the batch does not divide by their odd factor; {_UNEVEN}{'' if rounds else _ADVICE}"
+    )
+    return sentence if uneven else ""
 
 
 def rounded_batch(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:

@@ -32,13 +32,13 @@ from solver.step.problem import Problem
 class Inputs:
     """What the options of a command name, read and checked, and the problem that it makes.
 
-    said: what the profile is, in words. network: where the times between nodes are from. times: folder of the attention times
-    that were measured on this machine. takes_gpus: nothing states a number of GPUs, of which the default was taken.
+    profile_text: what the profile is. network: where the times between nodes are from. times: folder of the attention times
+    measured on this machine. takes_gpus: nothing states a number of GPUs, so that the default is taken.
     """
 
     config: RunConfig
     profile: Profile
-    said: str
+    profile_text: str
     problem: Problem
     network: str
     times: Path
@@ -106,7 +106,7 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of
     """
     config = config or named_config(args)
     cluster = load_cluster(args.cluster) if args.cluster else {}
-    profile, said = chosen_profile(args.profile, cluster, args.as_device, args.pre_profiling_data_path)
+    profile, profile_text = chosen_profile(args.profile, cluster, args.as_device, args.pre_profiling_data_path)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
     with nullcontext() if of_sweep else status:
@@ -123,7 +123,7 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of
     if not of_sweep and args.approximate and not (config.model.capped_scores or config.model.capped_logits):
         raise InputError(f"--approximate changes nothing: {config.model.name} has no soft caps; leave it out")
     if getattr(args, "learned", None):
-        problem, said = _learned(args.learned, problem, said)
+        problem, profile_text = _learned(args.learned, problem, profile_text)
     world, cluster_of_run = problem.run.world_size, problem.cluster
     links = describe_links(profile, cluster_of_run.gpus_per_node) if world > 1 else ""
     between = describe_network(profile) if world > cluster_of_run.gpus_per_domain else ""
@@ -131,11 +131,11 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, *, of
     if TOPOLOGY in cluster:
         simulated: Any = problem.cost.network.collectives
         network = simulated.text()
-        told = replace(problem.cost.network, collectives=replace(simulated, notice=_tell))
-        problem = replace(problem, cost=replace(problem.cost, network=told))
+        announcing = replace(problem.cost.network, collectives=replace(simulated, notice=_tell))
+        problem = replace(problem, cost=replace(problem.cost, network=announcing))
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     takes = args.world_size is None and "world_size" not in config.layout and bool(config.layout)
-    return Inputs(config, profile, said, problem, network, times, takes)
+    return Inputs(config, profile, profile_text, problem, network, times, takes)
 
 
 def _tell(text: str) -> None:
@@ -145,14 +145,14 @@ def _tell(text: str) -> None:
         console.print(text, style="dim", markup=False)
 
 
-def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
+def _learned(path: Path, problem: Problem, profile_text: str) -> tuple[Problem, str]:
     """Return the problem with what own runs taught, and what to say of it.
 
     Raises InputError where they were of another kind.
     """
     learned, cost = read_learned(path), problem.cost
     learned.check(conditions_of(cost.device.name, problem.framework.name, problem.run.precision, cost.network.bandwidth))
-    return replace(problem, cost=cost.with_learned(learned)), f"{said}; {learned.text()}"
+    return replace(problem, cost=cost.with_learned(learned)), f"{profile_text}; {learned.text()}"
 
 
 def _world_size(given: int | None, config: RunConfig) -> int:

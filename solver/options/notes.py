@@ -67,8 +67,8 @@ def config_notes(config: RunConfig, of: Problem, stated: set[str] | None, takes_
     if config.model.num_nextn_predict_layers and not of.model.num_nextn_predict_layers:
         yield f"without {of.model.name}'s modules of multi-token prediction: {of.framework.name} has none"
     yield from _idle(config, of)
-    said = {f"left out of the estimate: {what}" for what in of.left_out}
-    yield from (printable(line, 400) for line in config.notes if line not in said)
+    announced = {f"left out of the estimate: {what}" for what in of.left_out}
+    yield from (printable(line, 400) for line in config.notes if line not in announced)
     yield from _gpus(config, of, takes_gpus)
     yield from _not_read(config)
 

@@ -128,7 +128,7 @@ def goodput(failures: Failures, gpus: int, per_node: int, saved: Checkpoints, ev
     Raises InputError where a job fails so often that a checkpoint is hardly ever reached.
     """
     mtbf = failures.mtbf(gpus, per_node)
-    beside = max(saved.write - saved.stall, 0.0)  # the time in which a checkpoint is written while the training goes on
+    overlapped = max(saved.write - saved.stall, 0.0)  # the time in which a checkpoint is written while the training goes on
     if math.isinf(mtbf):
         interval = saved.interval or math.inf
         work = 1.0 + evaluation + (saved.stall / interval if math.isfinite(interval) else 0.0)
@@ -142,7 +142,7 @@ def goodput(failures: Failures, gpus: int, per_node: int, saved: Checkpoints, ev
         )
     available = failures.available(mtbf)
     work = elapsed + evaluation
-    lost = (interval + saved.stall) / 2 + beside + failures.restart
+    lost = (interval + saved.stall) / 2 + overlapped + failures.restart
     wait = failures.repair * HOUR / (failures.spares + 1)  # until the first of the nodes in repair is back; exponential
     second = lost**2 + (interval + saved.stall) ** 2 / 12 + 2 * wait * mtbf * (1 - available) / available
     parts = _parts(work, interval, saved, evaluation, elapsed, available)

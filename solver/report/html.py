@@ -50,16 +50,16 @@ _CHARACTERS = 60_000  #: of a launch command that is shown
 def write_report(
     path: Path,
     decision: Decision,
-    said: str,
+    profile_text: str,
     notes: str,
     command: str,
     result: SearchResult | None = None,
     launched: Solutions | None = None,
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write the report of a decision. said, notes: what the profile is, and what a reader must know. command: that made it.
+    """Write the report of a decision.
 
-    result: the search, where there was one. launched: what to launch, where it found the layout: that one or a safer one.
+    profile_text, notes: what the profile is, and what a reader must know. command: the one that wrote it. result: the search, where there was one. launched: what to launch, where it found the layout: that one or a safer one.
     remarks: of the search, on what would be better.
     """
     rivals, why = decision.rivals, decision.why[0]
@@ -75,7 +75,7 @@ def write_report(
         _rivals(decision),
         _neighbours(decision),
         _sensitivities(decision),
-        _assumptions(rivals, said, notes),
+        _assumptions(rivals, profile_text, notes),
         _launch(rivals if launched is None else launched, rivals),
         _searched(result),
         f"<h2>Made by</h2><pre>{escape(command)}</pre>",
@@ -231,7 +231,7 @@ def _sensitivities(decision: Decision) -> str:
     return "<h2>How sure, and what would tell</h2>" + _table(words, rows)
 
 
-def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
+def _assumptions(rivals: Solutions, profile_text: str, notes: str) -> str:
     problem = rivals.problem
     layout = rivals.layouts.strategy(0, problem.run)
     constants = [
@@ -240,7 +240,7 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
         if getattr(layout, field.name) != field.default or field.name in ("grad_dtype", "attention")
     ]
     lines = [
-        said,
+        profile_text,
         network_rate(problem),
         *notes.split("\n"),
         f"constants of the run: {', '.join(constants)}",

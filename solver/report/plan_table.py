@@ -43,11 +43,11 @@ def _how_sure(found: Sequence[Training], chosen: Training, days: float | None, b
     """Return how probable it is that a training meets the deadline, and which is the cheapest that almost surely does."""
     if days is None:
         return ""
-    said = f" It meets {days:g} days with {probability(_meets(chosen, days))} probability"
+    sentence = f" It meets {days:g} days with {probability(_meets(chosen, days))} probability"
     sure = cheapest([one for one in found if one.days[2] <= days], days, budget)
     if sure is None or sure is chosen:
-        return f"{said}."
-    return f"{said}; the cheapest of those that do with 95%: {_in_words(sure)}."
+        return f"{sentence}."
+    return f"{sentence}; the cheapest of those that do with 95%: {_in_words(sure)}."
 
 
 def _meets(one: Training, days: float) -> float:

@@ -152,8 +152,8 @@ def interleaved_seconds(
     ahead = (total - both - after) / vpp
     down = np.where(n > 0, (after - of_last) / vpp + head_chunk, 0.0)
     most = np.maximum(m * vpp - (vpp - 1) * group - 1, 0)  # forwards after the first micro batch's, backwards before the last's
-    beside = np.minimum(2 * n, most)
-    first, second = down - beside * each[FORWARD] / vpp, down - beside * (each[BACKWARD] + each[WEIGHT]) / vpp
+    skipped = np.minimum(2 * n, most)
+    first, second = down - skipped * each[FORWARD] / vpp, down - skipped * (each[BACKWARD] + each[WEIGHT]) / vpp
     twice = np.where(2 * n < most, first + second, 0.0)
     loops = np.maximum(np.maximum(first, second), np.maximum(twice, 0.0))
     alone = (m * both + ahead + loops).max(axis=0)

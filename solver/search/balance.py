@@ -138,9 +138,9 @@ def _moved(chunks: tuple[int, ...], pp: int, origin: int, target: int) -> list[t
     """Return the chunks with a layer of stage ``origin`` on stage ``target``: from its largest chunk to its smallest one, and
     between their last ones, which run while the last stage computes the head."""
     held, last = np.array(chunks), len(chunks) // pp - 1
-    ways = dict.fromkeys([(int(np.argmax(held[origin::pp])), int(np.argmin(held[target::pp]))), (last, last)])
+    moves = dict.fromkeys([(int(np.argmax(held[origin::pp])), int(np.argmin(held[target::pp]))), (last, last)])
     found = []
-    for out, into in ways:
+    for out, into in moves:
         assigned = held.copy()
         assigned[[origin + pp * out, target + pp * into]] += (-1, 1)
         if assigned.min() >= 0:

@@ -15,7 +15,7 @@ _SAMPLE = 1000  #: layouts whose Pareto front is found before that of all
 
 
 @dataclass
-class Kept:
+class Selection:
     """Layouts kept of the chunks so far (None before the first), with their seconds and device bytes; subclasses say which."""
 
     layouts: Layouts | None = None
@@ -41,7 +41,7 @@ class Kept:
 
 
 @dataclass
-class Best(Kept):
+class Best(Selection):
     """The fastest ``keep`` layouts, less memory first where times are equal."""
 
     keep: int = 1
@@ -59,7 +59,7 @@ class Best(Kept):
 
 
 @dataclass
-class ParetoFront(Kept):
+class ParetoFront(Selection):
     """The running Pareto front of (seconds, memory): after a sort by time, only new minima of memory stay."""
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
@@ -79,7 +79,7 @@ class ParetoFront(Kept):
 
 
 @dataclass
-class BestOfSizes(Kept):
+class BestOfSizes(Selection):
     """The fastest layout of each (tp, cp, pp), in order; less memory first where times are equal."""
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
@@ -96,7 +96,7 @@ class BestOfSizes(Kept):
 
 
 @dataclass
-class Found:
+class SearchState:
     """What a search keeps of the chunks that it has estimated; least_memory: bytes of the smallest layout, fitting or not."""
 
     best: Best
@@ -118,7 +118,7 @@ class Found:
             kept.offer(layouts, fits[mode_of == mode], seconds, memory)
         self.pareto.offer(layouts, fits, seconds, memory)
 
-    def merge(self, other: Found) -> None:
+    def merge(self, other: SearchState) -> None:
         """Add what another part of the search has kept."""
         self.estimated, self.feasible = self.estimated + other.estimated, self.feasible + other.feasible
         self.least_memory = min(self.least_memory, other.least_memory)

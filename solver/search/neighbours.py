@@ -69,9 +69,9 @@ def neighbours(problem: Problem, layout: Strategy) -> Neighbourhood:
     At each new value of an axis every other axis is kept where the framework runs it so; of the layouts that keep equally much
     the fastest is taken. Raises InputError as solver.search.space.enumerate_splits.
     """
-    ways = {(0, 0), stated_ends(vars(layout))}  # other numbers of stages divide the layers as a search does
+    end_stages = {(0, 0), stated_ends(vars(layout))}  # other numbers of stages divide the layers as a search does
     splits = Splits.concatenate(
-        [enumerate_splits(problem, layout.global_batch_sequences, ends).splits for ends in sorted(ways)]
+        [enumerate_splits(problem, layout.global_batch_sequences, ends).splits for ends in sorted(end_stages)]
     )
     own = Layouts.of([layout])
     near = _near(_columns(own), {name: getattr(splits, name) for name in vars(splits)})

@@ -33,11 +33,11 @@ def why_none(problem: Problem, sequences: int, splits: Splits, fixed: Mapping[st
     name = names[0]
     others = {other: value for other, value in fixed.items() if other != name}
     if alone[name]:
-        beside, reason = f" together with what else is fixed ({_listed(others)})", broken(problem, sequences, fixed)
+        context, reason = f" together with what else is fixed ({_listed(others)})", broken(problem, sequences, fixed)
     else:
         named = {axis: value for axis, value in fixed.items() if axis in (name, "tp_mode")}
-        beside, reason = ", whatever else is fixed", broken(problem, sequences, named)
-    return _sentence(f"{name} {fixed[name]}{beside}", reason)
+        context, reason = ", whatever else is fixed", broken(problem, sequences, named)
+    return _sentence(f"{name} {fixed[name]}{context}", reason)
 
 
 def why_no_layout(problem: Problem, sequences: int, fixed: Mapping[str, Any]) -> str:
@@ -110,11 +110,11 @@ def _batch_broken(sequences: int, fixed: Mapping[str, Any]) -> str:
     return _undivided(fixed, names, sequences, f"the global batch of {sequences} sequences")
 
 
-def _undivided(fixed: Mapping[str, Any], names: Sequence[str], whole: int, said: str) -> str:
+def _undivided(fixed: Mapping[str, Any], names: Sequence[str], whole: int, dividend: str) -> str:
     """Return that the product of the fixed sizes among ``names`` does not divide ``whole``, or ""."""
     stated = [name for name in names if name in fixed]
     product = math.prod(int(fixed[name]) for name in stated)
-    return f"{' * '.join(stated)} is {product}, which does not divide {said}" if whole % product else ""
+    return f"{' * '.join(stated)} is {product}, which does not divide {dividend}" if whole % product else ""
 
 
 def _candidates(problem: Problem, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from profiler.errors import InputError, counted
 from profiler.units import GIB
 from solver.search.fixed import agreeing, check_fixed, check_max_sizes, fixed_layouts, stated_ends, within_max_sizes
-from solver.search.kept import Best, Found, Kept
+from solver.search.kept import Best, SearchState, Selection
 from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
@@ -94,28 +94,28 @@ def search(
     splits = space.splits.take(keep)
     table = layer_table(problem, splits.layer_keys()[0])
     part = partial(_search_part, problem, table, fixed, top)
-    found = _search_all(part, splits, jobs, progress)
-    if not found.estimated:
+    state = _search_all(part, splits, jobs, progress)
+    if not state.estimated:
         raise InputError(why_no_layout(problem, sequences, fixed))
-    if not found.feasible:
+    if not state.feasible:
         least = _search_all(partial(part, prunes=False), splits, jobs).least_memory
-        raise InputError(_nothing_fits(problem, found.estimated, least, fixed))
-    rejected = Counter({**space.rejected, DOES_NOT_FIT: found.estimated - found.feasible})
+        raise InputError(_nothing_fits(problem, state.estimated, least, fixed))
+    rejected = Counter({**space.rejected, DOES_NOT_FIT: state.estimated - state.feasible})
     elapsed = time.perf_counter() - start
 
-    def estimated(kept: Kept, most: int | None = None) -> Solutions:
+    def estimated(kept: Selection, most: int | None = None) -> Solutions:
         assert kept.layouts is not None, "a layout that fits is the best, of its size, and on the front"
         layouts = kept.layouts if most is None else kept.layouts.take(np.arange(min(most, len(kept.layouts))))
         return estimate_layouts(problem, layouts, table)
 
     return SearchResult(
         problem,
-        estimated(found.best),
-        estimated(found.sizes, min(top, _SIZES_KEPT)),
-        {mode.name.lower(): estimated(best) for mode, best in found.modes.items() if best.layouts is not None},
-        estimated(found.pareto),
-        found.estimated,
-        found.feasible,
+        estimated(state.best),
+        estimated(state.sizes, min(top, _SIZES_KEPT)),
+        {mode.name.lower(): estimated(best) for mode, best in state.modes.items() if best.layouts is not None},
+        estimated(state.pareto),
+        state.estimated,
+        state.feasible,
         elapsed,
         rejected,
         fixed,
@@ -141,24 +141,24 @@ def _search_part(
     splits: Splits,
     progress: Callable[[int, int], None] | None = None,
     prunes: bool = True,
-) -> Found:
+) -> SearchState:
     """Return what is kept of all layouts of ``splits``, which are estimated in chunks.
 
     prunes: leave out layouts that do not fit by a lower bound of their memory; the least memory of all is then not known.
     """
-    found = Found(Best(keep=top))
+    state = SearchState(Best(keep=top))
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
-        found.estimated += len(layouts)
+        state.estimated += len(layouts)
         if prunes and len(layouts) and _few_may_fit(problem, table, layouts.take(np.arange(0, len(layouts), _EVERY))):
             may_fit = np.flatnonzero(_may_fit(problem, table, layouts))
             if 2 * len(may_fit) < len(layouts):  # to pick them costs less than to estimate the others
                 layouts = layouts.take(may_fit)
         if len(layouts):
-            _offer_fitting(problem, layouts, table, found)
+            _offer_fitting(problem, layouts, table, state)
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(splits)), len(splits))
-    return found
+    return state
 
 
 def _may_fit(problem: Problem, table: LayerTable, layouts: Layouts) -> np.ndarray:
@@ -172,15 +172,15 @@ def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
 
 
 def _search_all(
-    part: Callable[..., Found], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None = None
-) -> Found:
+    part: Callable[..., SearchState], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None = None
+) -> SearchState:
     """Return what ``part`` keeps of all ``splits``, in ``jobs`` processes."""
     return part(splits, progress) if jobs == 1 else _search_parts(part, splits, jobs, progress)
 
 
 def _search_parts(
-    part: Callable[[Splits], Found], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None
-) -> Found:
+    part: Callable[[Splits], SearchState], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None
+) -> SearchState:
     """Return what ``part`` keeps of all ``splits``, in at most ``jobs`` processes; each takes every n-th split.
 
     Processes are forked where the system can, so that they share the table of layers instead of getting copies.
@@ -194,46 +194,46 @@ def _search_parts(
         worker.start()
         sender.close()
         receivers.append(receiver)
-    found: Found | None = None
+    state: SearchState | None = None
     for done, receiver in enumerate(receivers, 1):
         other = _received(receiver)
-        if found is None:
-            found = other
+        if state is None:
+            state = other
         else:
-            found.merge(other)
+            state.merge(other)
         if progress:
             progress(done * len(splits) // jobs, len(splits))
-    assert found is not None  # jobs is at least 1
-    return found
+    assert state is not None  # jobs is at least 1
+    return state
 
 
-def _send_part(sender: Connection, part: Callable[[Splits], Found], splits: Splits) -> None:
+def _send_part(sender: Connection, part: Callable[[Splits], SearchState], splits: Splits) -> None:
     try:
         sender.send(part(splits))
     except Exception as error:  # raised again where the parts are put together; what kills a process leaves the pipe empty
         sender.send(error)
 
 
-def _received(receiver: Connection) -> Found:
+def _received(receiver: Connection) -> SearchState:
     try:
-        found = receiver.recv()
+        received = receiver.recv()
     except EOFError:
         raise InputError("a process of the search ended early, perhaps for want of memory; use fewer --jobs") from None
-    if isinstance(found, Exception):
-        raise found
-    result: Found = found
+    if isinstance(received, Exception):
+        raise received
+    result: SearchState = received
     return result
 
 
-def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found: Found) -> None:
+def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, state: SearchState) -> None:
     """Estimate the memory of all layouts of a chunk, and the time of those that fit, and keep the best."""
     memory = peak_memory(table.priced(problem, layouts.splits), layouts)
     fits = np.flatnonzero(memory.device <= problem.cluster.memory_bytes)
-    found.least_memory = min(found.least_memory, float(memory.device.min()))
+    state.least_memory = min(state.least_memory, float(memory.device.min()))
     if 2 * len(fits) > len(layouts):  # to pick the few that fit would cost more than to time the others
-        found.offer(estimate_layouts(problem, layouts, table, memory), fits)
+        state.offer(estimate_layouts(problem, layouts, table, memory), fits)
     elif len(fits):
-        found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)), np.arange(len(fits)))
+        state.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)), np.arange(len(fits)))
 
 
 def batch_sequences(problem: Problem, sequences: int | None, tokens: int | None) -> int:

@@ -74,10 +74,10 @@ def enumerate_splits(problem: Problem, sequences: int, ends: tuple[int, int] = (
     parts: list[Splits] = []
     for tp in _allowed(((int(tp), _tensor_broken(problem, int(tp))) for tp in divisors(world)), rejected):
         for cp in _allowed(((int(cp), _context_broken(problem, tp, int(cp))) for cp in divisors(world // tp)), rejected):
-            ways = ((int(pp), world // int(tp * cp * pp)) for pp in divisors(world // (tp * cp)))
-            for pp, dp in _allowed(((way, _pipeline_broken(problem, *way, sequences, ends)) for way in ways), rejected):
-                found = _splits_of(problem, (tp, cp, pp, dp), sequences // dp, rejected, ends)
-                parts += [found] if found is not None else []
+            pairs = ((int(pp), world // int(tp * cp * pp)) for pp in divisors(world // (tp * cp)))
+            for pp, dp in _allowed(((pair, _pipeline_broken(problem, *pair, sequences, ends)) for pair in pairs), rejected):
+                splits = _splits_of(problem, (tp, cp, pp, dp), sequences // dp, rejected, ends)
+                parts += [splits] if splits is not None else []
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent and parts:
         rejected[f"{framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
@@ -99,9 +99,9 @@ def _check_chunks(problem: Problem) -> None:
         raise InputError(f"pipeline_layout holds {sum(chunks)} layers; {problem.model.name} has {layers}")
 
 
-def _allowed(found: Iterable[tuple[Any, str]], rejected: Counter[str]) -> Iterator[Any]:
+def _allowed(candidates: Iterable[tuple[Any, str]], rejected: Counter[str]) -> Iterator[Any]:
     """Yield what has no reason against it; count the reasons of the others."""
-    for value, reason in found:
+    for value, reason in candidates:
         if reason:
             rejected[reason] += 1
         else:

@@ -46,7 +46,7 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
         raise InputError("--ep has no effect with a SIMAI_workload, whose first line states it; leave it out")
     workload = read_workload_text(path)
     sizes = sizes_of(workload.header, args.gpus)
-    cost, cluster, said = _machine(args, sizes.gpus)
+    cost, cluster, profile_text = _machine(args, sizes.gpus)
     machine = machine_of(args, _simai_machine(cost, cluster))
     model = load_run_config(args.config or find_model(args.model_size)).model if args.config or args.model_size else None
     found = prices(
@@ -61,7 +61,7 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
     )
     groups = f"tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, dp {sizes.dp}"
     theirs = f"{machine.gpus} GPUs and {machine.nics} NICs a server, -nv {machine.nvlink:g}, -nic {machine.nic:g}"
-    console.print(f"{path.name} on {sizes.gpus} GPUs, {groups}, {said}\nSimAI-Analytical: {theirs}", markup=False)
+    console.print(f"{path.name} on {sizes.gpus} GPUs, {groups}, {profile_text}\nSimAI-Analytical: {theirs}", markup=False)
     console.print(_table(found))
     if model is None:
         console.print(
@@ -78,7 +78,7 @@ def _show_lines(args: argparse.Namespace, path: Path, console: Console) -> None:
     workload = read_workload_csv(path)
     sizes = group_sizes(workload, args.ep)
     world = sizes.tp * sizes.dp * sizes.pp
-    cost, cluster, said = _machine(args, world)
+    cost, cluster, profile_text = _machine(args, world)
     lines = table_prices(workload, cost, cluster.gpus_per_domain, args.ep)
     table = Table()
     for name in ("group", "kind", "items", "GB", "us"):
@@ -87,7 +87,7 @@ def _show_lines(args: argparse.Namespace, path: Path, console: Console) -> None:
         table.add_row(line.group, line.kind, f"{line.count:,.0f}", f"{line.size / GB:,.3f}", f"{line.seconds * 1e6:,.0f}")
     table.add_section()
     table.add_row("step", "", "", "", f"{sum(line.seconds for line in lines) * 1e6:,.0f}")
-    console.print(f"{path.name} on {world} GPUs, tp {sizes.tp}, dp {sizes.dp}, pp {sizes.pp}, {said}", markup=False)
+    console.print(f"{path.name} on {world} GPUs, tp {sizes.tp}, dp {sizes.dp}, pp {sizes.pp}, {profile_text}", markup=False)
     console.print(table)
     untimed = sum(item.kind == COMPUTATION and not item.elapsed for item in workload.items)
     if untimed:
@@ -100,16 +100,16 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
     """Return the cost model and the cluster that the options name, and the profile in words."""
     stated = load_cluster(args.cluster) if args.cluster else {}
     name = args.profile or (None if args.pre_profiling_data_path else stated.get("hardware"))
-    profile, said = profile_of(name, args.pre_profiling_data_path, args.as_device)
+    profile, profile_text = profile_of(name, args.pre_profiling_data_path, args.as_device)
     cost, cluster = machine(profile, stated, gpus)
     if TOPOLOGY in stated:
         simulated: Any = cost.network.collectives
-        said = f"{said}; {simulated.text()}"
+        profile_text = f"{profile_text}; {simulated.text()}"
     cluster = cluster.for_world(gpus)
     stated_busbw = (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     network = cost.network.with_leaf_switches(cluster.leaf_switches(gpus))
     network = network.with_stated_busbw(gpus, cluster.gpus_per_domain, *stated_busbw)
-    return replace(cost, network=network), cluster, said
+    return replace(cost, network=network), cluster, profile_text
 
 
 def _simai_machine(cost: CostModel, cluster: Cluster) -> Machine:

@@ -77,7 +77,7 @@ class PerfLLM:
         """What a reader must know: where times are from, what is priced otherwise than the files may mean, what is not read."""
         priced = self._estimated()
         ignored = (*self.model_config.ignored, *priced.strategy.ignored)
-        return (self.system.said, *priced.notes, *(f"changes nothing here: {text}" for text in ignored))
+        return (self.system.profile_text, *priced.notes, *(f"changes nothing here: {text}" for text in ignored))
 
     @property
     def miss_efficiency(self) -> dict[str, dict[str, float]]:

@@ -29,11 +29,11 @@ _NOT_CONSTANTS = {*AXES, "world_size", "seq_len"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What a layout runs on. config: the system file that describes it; None: a profile of this program. said: in words."""
+    """What a layout runs on. config: the system file that describes it; None: a shipped profile. profile_text: in words."""
 
     profile: Profile
     config: SystemConfig | None
-    said: str
+    profile_text: str
 
     @property
     def memory(self) -> float:
@@ -82,11 +82,11 @@ def machine_of(given: SystemConfig | Profile | Mapping[str, Any] | str | Path | 
     if isinstance(given, Profile):
         return Machine(given, None, f"profile: {given.name}")
     if isinstance(given, str) and not given.endswith(".json"):
-        profile, said = find_profile(given)
-        return Machine(profile, None, said)
+        profile, profile_text = find_profile(given)
+        return Machine(profile, None, profile_text)
     config = SystemConfig.of(given)
-    said = f"profile: {config.sys_name}, as its system file states it; nothing was measured here"
-    return Machine(profile_of(config), config, said)
+    profile_text = f"profile: {config.sys_name}, as its system file states it; nothing was measured here"
+    return Machine(profile_of(config), config, profile_text)
 
 
 def price(strategies: Sequence[StrategyConfig], model: ModelConfig, machine: Machine) -> list[Priced | Rejected]:

@@ -87,8 +87,8 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     pipeline = _pipeline(problem, stages, slowest, root=root, everywhere=offload + amax)
     # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed, and
     # what the compute is too short for: a chunk's two passes exchange one after the other
-    beside, send = overlaps_sends(problem, terms, layouts), terms.send_recv[row]
-    pipeline = np.maximum(pipeline, beside * 2.0 * m * vpp * send) + beside * 2.0 * (pp * vpp - 1) * send
+    overlapped, send = overlaps_sends(problem, terms, layouts), terms.send_recv[row]
+    pipeline = np.maximum(pipeline, overlapped * 2.0 * m * vpp * send) + overlapped * 2.0 * (pp * vpp - 1) * send
     if run.defer_embedding_wgrad_compute:
         pipeline = with_deferred(pipeline, m * deferred, stages.draining)
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * stages.ends.recompute
@@ -126,18 +126,18 @@ def _pipeline(
     v_shaped, automatic, vpp = splits.v_shaped[row], splits.automatic[row], splits.vpp[row]
     seconds = slowest.seconds + root + everywhere
     total = stages.filling + root + columns.pp * everywhere
-    found: np.ndarray = columns.num_micro_batches * seconds
+    pipeline: np.ndarray = columns.num_micro_batches * seconds
     interleaved = np.flatnonzero(~v_shaped & ~automatic & (vpp > 1))
     if len(interleaved):
         of, at = columns.take(interleaved), stages.take(interleaved)
-        found[interleaved] = interleaved_pipeline_seconds(at, of, everywhere[interleaved], root[interleaved], problem.chunks)
+        pipeline[interleaved] = interleaved_pipeline_seconds(at, of, everywhere[interleaved], root[interleaved], problem.chunks)
     fixed = np.flatnonzero(~v_shaped & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
         work = stage_work(stages.take(fixed), everywhere[fixed], root[fixed])
-        found[fixed] = fixed_order_seconds(columns.take(fixed), work)
+        pipeline[fixed] = fixed_order_seconds(columns.take(fixed), work)
     v = np.flatnonzero(v_shaped)
     if len(v):
-        found[v] = v_shaped_pipeline_seconds(columns.take(v), chunk_work(stages.take(v), everywhere[v], root[v]), waits)
+        pipeline[v] = v_shaped_pipeline_seconds(columns.take(v), chunk_work(stages.take(v), everywhere[v], root[v]), waits)
     planned = np.flatnonzero(automatic)
     if len(planned):
         stage, terms = slowest.stage, stages.terms
@@ -147,10 +147,10 @@ def _pipeline(
         forward = over_kinds(stage.layers, stages.layer.forward) + stage.has_head * terms.ends.head_forward[row]
         each = np.array([forward, seconds - forward - deferrable, deferrable])[:, planned]
         late, share = terms.send_recv[row[planned]], weight_share(terms, stages.layouts, stage)[planned]
-        found[planned] = automatic_pipeline_seconds(
+        pipeline[planned] = automatic_pipeline_seconds(
             columns.take(planned), total[planned], seconds[planned], each, late, share, waits
         )
-    return np.maximum(found, columns.num_micro_batches * seconds)  # but for rounding none is below it
+    return np.maximum(pipeline, columns.num_micro_batches * seconds)  # but for rounding none is below it
 
 
 def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np.ndarray:

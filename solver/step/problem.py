@@ -82,7 +82,7 @@ class Problem:
         return self.framework.data_parallel.defers_sync if stated is None else stated
 
     @property
-    def reduces_sharded_beside(self) -> bool:
+    def overlaps_sharded_reduction(self) -> bool:
         """Whether gradients of weights that ZeRO-3 shards are reduced beside the backward pass."""
         stated = self.run.overlap_grad_reduce
         return self.framework.data_parallel.overlaps_sharded_unless_told if stated is None else stated

@@ -62,8 +62,8 @@ class ShardedWeights:
     regathered: float  #: share of the weights that is then gathered again after recomputation
     reducing: np.ndarray  #: share of the micro batches that reduce gradients, [S]
     last_kind: int  #: kind of the last layer
-    gathers_beside: bool  #: weights are gathered beside compute
-    reduces_beside: bool  #: gradients are reduced beside compute
+    gathers_overlap: bool  #: weights are gathered beside compute
+    reduces_overlap: bool  #: gradients are reduced beside compute
 
 
 def sharded_weight_ops(priced: PricedSplits, groups: Mapping[str, ParameterGroup]) -> list[Op]:
@@ -193,7 +193,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
         reducing,
         int(problem.kinds.of_layer[-1]),
         problem.run.overlap_param_gather,
-        problem.reduces_sharded_beside,
+        problem.overlaps_sharded_reduction,
     )
 
 
@@ -267,21 +267,21 @@ def exposed_by_sharding(
             gather, scatter = weights.gather[before].take(row), weights.scatter[after].take(row)
             once, again = (_in_backward(gather, scatter, weights, compute, reducing) for compute in passes)
             following = weights.gather[after].take(row)
-            first = following.beside(forward[kind, chosen], weights.gathers_beside)
+            first = following.added_to(forward[kind, chosen], weights.gathers_overlap)
             layer[kind, chosen] += share * (first + once)
             recomputing[kind, chosen] += share * (again - once)  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
-    exposed_already = weights.by_tensor or not weights.gathers_beside
+    exposed_already = weights.by_tensor or not weights.gathers_overlap
     root[chosen] = weights.root[row] + (0.0 if exposed_already else weights.gather[0].communication[row])
     # nor behind its reduce-scatter, for which the end of the backward pass waits (_fsdp_param_group.py, finalize_backward)
-    if weights.reduces_beside and not weights.by_tensor:
+    if weights.reduces_overlap and not weights.by_tensor:
         root[chosen] += weights.scatter[0].communication[row] * reducing
     if weights.predicting is not None:
         root[chosen] += _behind_the_last_layer(weights, row, forward[:, chosen], backward[:, chosen], reducing)
     if weights.head is not None:
         gather, scatter = (work.take(row) for work in weights.head)
-        root[chosen] += gather.beside(forward[weights.last_kind, chosen], weights.gathers_beside)
-        root[chosen] += scatter.beside(backward[weights.last_kind, chosen], weights.reduces_beside) * reducing
+        root[chosen] += gather.added_to(forward[weights.last_kind, chosen], weights.gathers_overlap)
+        root[chosen] += scatter.added_to(backward[weights.last_kind, chosen], weights.reduces_overlap) * reducing
     return layer, recomputing, root
 
 
@@ -295,7 +295,7 @@ def _behind_the_last_layer(
     if weights.by_tensor:
         return 2 * gather.exposed + scatter.exposed * reducing
     once = _in_backward(gather, scatter, weights, backward[weights.last_kind], reducing)
-    return gather.beside(forward[weights.last_kind], weights.gathers_beside) + once
+    return gather.added_to(forward[weights.last_kind], weights.gathers_overlap) + once
 
 
 def _in_backward(
@@ -303,9 +303,9 @@ def _in_backward(
 ) -> np.ndarray:
     """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``, on average over micro batches
     of which a share is ``reducing``."""
-    alone = gather.beside(compute, weights.gathers_beside)
-    if weights.gathers_beside and weights.reduces_beside:
+    alone = gather.added_to(compute, weights.gathers_overlap)
+    if weights.gathers_overlap and weights.reduces_overlap:
         both = (gather + scatter).overlapped_with(compute)
     else:
-        both = alone + scatter.beside(compute, weights.reduces_beside)
+        both = alone + scatter.added_to(compute, weights.reduces_overlap)
     return alone + reducing * (both - alone)

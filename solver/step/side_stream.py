@@ -33,8 +33,8 @@ class SideStreamWork:
         rate = self.contention / np.maximum(self.communication, 1e-30)
         return exposed_seconds(self.communication, compute, rate, exposed_share) + self.kernels
 
-    def beside(self, compute: np.ndarray, overlaps: bool) -> np.ndarray:
-        """Return what it adds to ``compute`` seconds of compute, beside which it runs or, unless it ``overlaps``, after it."""
+    def added_to(self, compute: np.ndarray, overlaps: bool) -> np.ndarray:
+        """Return what it adds to ``compute`` seconds of compute: it ``overlaps`` with that, or else runs after it."""
         return self.overlapped_with(compute) if overlaps else self.exposed
 
     def take(self, index: np.ndarray) -> SideStreamWork:

@@ -132,8 +132,8 @@ def trained_bytes(
     gradients = elements * several * synchronisation_bytes(problem, zero)
     kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
     gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here
-    beside = memory.partition_bytes if zero in (1, 2) else 0.0
-    state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
+    partition = memory.partition_bytes if zero in (1, 2) else 0.0
+    state = (sizes.sharded if zero == 3 else sizes.states) + partition - states_on_host(problem) - momentum_saved(problem, name)
     on_device = (1 - problem.run.optimizer_offload_fraction) * owned
     if memory.keeps_wide_gradients and problem.run.optimizer_offload_fraction and sizes.gradient == HALF:
         gradients = gradients + FP32 * on_device

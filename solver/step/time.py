@@ -64,9 +64,9 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     sync = exposed_gradients(problem, terms, layouts, backward)
     gather = exposed_gathers(problem, terms, layouts, forward)
     if problem.run.offload_gradients:
-        number, beside = terms.splits.num_micro_batches[row], problem.reduces_sharded_beside
+        number, overlaps = terms.splits.num_micro_batches[row], problem.overlaps_sharded_reduction
         turns = ranks_in_turn(problem, terms.splits, terms.once.parameters)[row]
-        sync = sync + late_gradients(terms.once.to_host[row], backward, number, layouts.zero, turns, beside)
+        sync = sync + late_gradients(terms.once.to_host[row], backward, number, layouts.zero, turns, overlaps)
     optimizer = (
         np.where(layouts.zero == 0, terms.once.optimizer_whole[row], terms.once.optimizer_shard[row]) + terms.once.other[row]
     )

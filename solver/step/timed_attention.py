@@ -99,9 +99,9 @@ def with_timed_attention(
     rows = known_rows(recorder, target, profile)
     used = {call.item: rows[call.item] for call in calls if call.item in rows}
     missing = len(_missing(calls, rows, recorder))
-    said = _sentence(len(used), len(used.keys() - before.keys()), missing, len(made) - len(used) - missing)
+    summary = _sentence(len(used), len(used.keys() - before.keys()), missing, len(made) - len(used) - missing)
     kernels = replace(problem.cost.kernels, measured_attention=MeasuredAttention.of_rows(used.values()))
-    return replace(problem, cost=replace(problem.cost, kernels=kernels)), "\n".join(filter(None, (said, trouble)))
+    return replace(problem, cost=replace(problem.cost, kernels=kernels)), "\n".join(filter(None, (summary, trouble)))
 
 
 def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:

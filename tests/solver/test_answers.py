@@ -116,7 +116,7 @@ def test_a_device_and_a_cluster_that_contradict_each_other() -> None:
 
 def test_ways_to_ask() -> None:
     by_file = best_layout("configs/7B_internlm2.py", 16, cluster="a100_50g", global_batch_sequences=64, fixed={"tp": 4}, top=1)
-    assert by_file.layout.tp == 4 and "a100_sxm_80gb" in by_file.said
+    assert by_file.layout.tp == 4 and "a100_sxm_80gb" in by_file.profile_text
     with pytest.raises(InputError, match="no model is called 'llama9'"):
         best_layout("llama9", 8, global_batch_sequences=64)
     with pytest.raises(InputError, match="give the global batch either as"):

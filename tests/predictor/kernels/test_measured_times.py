@@ -50,11 +50,11 @@ def test_rows_of_one_shape_are_averaged_by_their_certainty() -> None:
 def test_fit_and_measurement_are_weighed_by_their_certainty() -> None:
     measured = of([2.0], [0.06], [1])
     fit = Estimate(np.array([1.0, 1.0]), np.array([0.04, 0.04]), np.array([1, 1], dtype=np.int8))
-    found = measured.beside(fit, shape_keys(np.array([1, 7])))
+    found = measured.combined_with(fit, shape_keys(np.array([1, 7])))
     weight = (1 / 0.03**2) / (1 / 0.03**2 + 1 / 0.04**2)  # 0.64
     assert found.seconds.tolist() == [pytest.approx(2.0**weight), 1.0]
     assert found.relative_std.tolist() == [pytest.approx(0.024), 0.04] and found.basis.tolist() == [Basis.MEASURED, 1]
-    assert MeasuredTimes.none().beside(fit, shape_keys(np.array([1, 7]))) is fit
+    assert MeasuredTimes.none().combined_with(fit, shape_keys(np.array([1, 7]))) is fit
 
 
 def test_a_gemm_that_was_measured_here_takes_what_it_took() -> None:
