@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.formats.megatron.earlier import as_today
 from solver.formats.megatron.flags import OF_THE_RUN, OPTIMIZERS, RENAMED, SHARDING
 from solver.formats.megatron.given import left_open, left_out, refuse, without_ignored
 from solver.formats.megatron.model import model_of, vocabulary_left_open
@@ -38,7 +39,8 @@ def sections_of_megatron(
     Raises InputError for a flag that is unknown, whose effect is not modelled, or that has no meaning beside the others.
     """
     given = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
-    flags = without_ignored({RENAMED.get(flag, flag): value for flag, value in given.items()}, assumptions)
+    renamed = {RENAMED.get(flag, flag): value for flag, value in given.items()}
+    flags = without_ignored(as_today(renamed, assumptions), assumptions)
     refuse(flags)
     assumptions += left_out(flags)
     if not arguments.get("complete"):
@@ -141,9 +143,7 @@ def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
     whole_experts = "moe-layer-recompute" in flags
     own = "selective" if whole_experts else "none"
     level = choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
-    if "recompute-activations" in flags:  # validate_args sets the granularity, whatever is stated
-        if level == "full":
-            raise InputError("Megatron's --recompute-activations makes --recompute-granularity selective; leave one out")
+    if "recompute-activations" in flags:  # validate_args sets the granularity, whatever is stated (earlier.py)
         level = "selective"
     if level == "full" and whole_experts:
         raise InputError("Megatron's --moe-layer-recompute does not run with --recompute-granularity full")

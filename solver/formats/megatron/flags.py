@@ -5,6 +5,8 @@ Source: NVIDIA/Megatron-LM megatron/training/arguments.py of autumn 2025, as rea
 
 from __future__ import annotations
 
+from solver.formats.megatron.earlier import EARLIER
+
 
 def _flags(names: str) -> frozenset[str]:
     return frozenset(names.split())
@@ -14,8 +16,8 @@ def _flags(names: str) -> frozenset[str]:
 ARRANGEMENTS = _flags(
     # data and tokenizer
     "allow-ambiguous-pad-tokens blend-example-in-order decrease-batch-size-if-needed inference-max-requests "
-    "inference-max-seq-length inference-rng-tracker max-tokens-to-oom no-weight-decay-cond-type s3-cache-path "
-    "data-args-path data-cache-path data-path data-sharding "
+    "inference-batch-times-seqlen-threshold inference-max-seq-length inference-rng-tracker max-tokens-to-oom no-weight-decay-cond-type s3-cache-path "
+    "data-args-path data-cache-path data-path data-sharding no-data-sharding "
     "dataloader-type eod-mask-loss full-validation "
     "legacy-tokenizer mask-prob merge-file mid-level-dataset-surplus no-create-attention-mask-in-dataloader no-mmap-bin-files "
     "num-dataset-builder-threads num-workers object-storage-cache-path "
@@ -53,7 +55,7 @@ ARRANGEMENTS = _flags(
     "check-weight-hash-across-dp-replicas-interval config-logger-dir disable-msc "
     "disable-straggler-on-startup distributed-timeout-minutes distributed-timeout-seconds-after-init enable-ft-package "
     "enable-one-logger error-injection-rate error-injection-type exp-dir iterations-to-skip log-energy log-interval "
-    "log-learning-rate-to-tensorboard "
+    "log-batch-size-to-tensorboard log-learning-rate-to-tensorboard "
     "log-loss-scale-to-tensorboard log-max-attention-logit log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm "
     "log-progress log-straggler log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard "
     "log-world-size-to-tensorboard logging-level manual-gc manual-gc-eval manual-gc-interval memory-snapshot-path "
@@ -82,6 +84,7 @@ NEUTRAL = _flags(
     "max-position-embeddings mock-data moe-per-layer-logging "
     "moe-router-pre-softmax moe-router-topk-scaling-factor moe-token-drop-policy mtp-loss-scaling-factor no-bias-gelu-fusion "
     "no-check-for-nan-in-loss-and-grad no-gradient-reduce-div-fusion no-position-embedding "
+    "overlap-p2p-communication "  # a switch of 2023 and 2024, whose work today's release does unless told not to
     "reset-attention-mask reset-position-ids "  # Transformer Engine's attention is causal whatever the mask
     "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"
 )
@@ -93,6 +96,7 @@ LEFT_OUT = {
     "ddp-reduce-scatter-with-fp32-accumulation": "reduce-scatters of gradients as all-to-alls",
     "no-align-grad-reduce": "reductions that pipeline stages begin on their own",
     "no-align-param-gather": "gathers that pipeline stages begin on their own",
+    "use-contiguous-parameters-in-local-ddp": "parameters that lie in one buffer",
     "no-scatter-gather-tensors-in-pipeline": "messages between stages that tensor ranks do not divide",
     "use-ring-exchange-p2p": "exchanges between stages by another library",
     "nccl-communicator-config-path": "what NCCL's communicators are told",
@@ -240,6 +244,8 @@ RENAMED = {
     "use-nccl-ub": "nccl-ub",
     "encoder-seq-length": "seq-length",
     "encoder-num-layers": "num-layers",
+    "layernorm-epsilon": "norm-epsilon",
+    "layernorm-1p": "apply-layernorm-1p",
     "hybrid-layer-pattern": "hybrid-override-pattern",
 }
 #: flag -> (key of the run, default).
@@ -314,6 +320,7 @@ KNOWN = (
     | LEFT_OUT.keys()
     | MODELLED.keys()
     | RENAMED.keys()
+    | EARLIER
     | _READ
     | COUNTS.keys()
     | LATENT.keys()

@@ -12,6 +12,7 @@ from profiler.errors import InputError
 from solver.formats.cases.reading import case_of
 from solver.formats.file_run import FileRun, Source
 from solver.formats.hugging_face.untimed import untimed_of
+from solver.formats.megatron.earlier import as_today
 from solver.formats.megatron.flags import ARRANGEMENTS
 from solver.formats.megatron.rules import RULES
 from solver.formats.megatron.untimed import untimed_keys
@@ -53,7 +54,7 @@ def run_of_arguments(
         raise InputError(f"{path}: {case.skipped}")
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}
     notes = tuple(line for line in case.assumptions if line.startswith(("left out", "ignored", "framework")))
-    given = {flag.lstrip("-"): value for flag, value in flags.items() if value is not False}
+    given = as_today({flag.lstrip("-"): value for flag, value in flags.items() if value is not False}, [])
     if case.model.has_latent_attention and "qk-layernorm" not in given:
         notes += ("latent attention is priced with the norms of its latents, which --qk-layernorm would switch on",)
     refusals = broken(rules, Arguments(given, case.strategy.world_size, environment))

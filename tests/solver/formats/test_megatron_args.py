@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from toy import BEFORE_HOPPER, toy_cost
 
 from profiler.errors import InputError
 from solver.formats.cases.reading import case_of
+from solver.formats.config_file import load_run_config
 from solver.formats.megatron.arguments import sections_of_megatron
 from solver.formats.model_file import shipped_model
 from solver.report.validate import Prediction
@@ -797,3 +799,53 @@ def test_gradients_that_the_optimizer_reads_in_bf16_are_reduced_in_it(more: dict
         ]
         == found
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "run"),
+    [
+        ({"checkpoint_activations": True}, {"recompute": "full"}),
+        ({"checkpoint_activations": True, "checkpoint_num_layers": 2}, {"recompute": "full", "recompute_group": 2}),
+        (
+            {"activations_checkpoint_method": "block", "activations_checkpoint_num_layers": 3},
+            {"recompute": "full", "recompute_layers": 3},
+        ),
+        ({"fp8_hybrid": True, "transformer_impl": "transformer_engine"}, {"precision": "fp8"}),
+        ({"data_impl": "mmap", "DDP_impl": "local", "no_contiguous_buffers_in_local_ddp": True}, {"recompute": "none"}),
+    ],
+)
+def test_arguments_of_earlier_releases_are_todays_of_the_same_meaning(flags: dict[str, Any], run: dict[str, Any]) -> None:
+    named = {"--" + name.replace("_", "-"): value for name, value in flags.items()}
+    told: list[str] = []
+    _, read_ = sections_of_megatron({**SMALL, **named}, 8, told)
+    assert {key: read_[key] for key in run} == run
+    assert any(line.startswith("framework: --") and "of an earlier release" in line for line in told)
+
+
+def test_activations_overrule_a_full_granularity(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 12 --hidden-size 512 --num-attention-heads 8 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 32 --bf16 "
+        "--recompute-activations --recompute-granularity full --recompute-method uniform --recompute-num-layers 1\n"
+    )
+    run = load_run_config(path)
+    assert run.layout["recompute"] == "selective"
+    assert not any("would refuse" in line for line in run.notes)
+    assert "ignored, as Megatron does with --recompute-activations: --recompute-granularity full" in run.notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"DDP_impl": "torch"}, "--DDP-impl 'torch' is not modelled; 'local' is"),
+        ({"activations_checkpoint_method": "all"}, "is 'all'; it must be uniform or block"),
+        (
+            {"checkpoint_activations": True, "recompute_granularity": "full"},
+            "--checkpoint-activations is an earlier release's --recompute-granularity; leave one out",
+        ),
+    ],
+)
+def test_what_is_refused_of_earlier_releases(flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        read(**flags)
