@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError
 from profiler.text_file import json_object
+from solver.formats.deepspeed.megatron import run_of_megatron_deepspeed
 from solver.formats.deepspeed.names import (
     AUTO,
+    BUCKET,
     DESCRIBED,
     FRAMEWORK,
     GRADIENTS,
     KNOWN,
-    NORMS,
-    NOT_MODELLED,
-    OWN,
+    LEAST_BUCKET,
     PATHS_AND_COUNTS,
     PRECISIONS,
-    RENAMED,
     STAGE_3,
     STAGE_3_FIELDS,
-    SWITCHES,
     TRAINERS,
 )
 from solver.formats.deepspeed.rules import RULES
@@ -51,10 +48,8 @@ from solver.formats.launch.words import (
     program_at,
     script_notes,
     script_words,
-    whole_argument,
 )
 from solver.formats.megatron.flags import ARRANGEMENTS
-from solver.formats.megatron.run import run_of_arguments
 from solver.formats.megatron.script import PROGRAM
 from solver.formats.model_file import model_beside
 from solver.formats.rule import Arguments, broken, flattened
@@ -102,6 +97,7 @@ def read_deepspeed(source: Source) -> FileRun:
     framework = FRAMEWORK if program_at(words, PROGRAM) is not None else TRAINERS
     layout = {**framework_of(framework).flags, **stated, **settings, **_batch(file, stated)}
     assumed = tuple(key for key in ("micro_batch_size", "num_micro_batches", "seq_len", "world_size") if key not in layout)
+    told += _buckets(file, framework, settings)
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
     world = int(stated.get("world_size", 0))
     refusals = broken(
@@ -138,6 +134,24 @@ def _timers(file: SectionReader) -> tuple[str, ...]:
     on = [name for name in ("comms_logger", "flops_profiler") if file.get(name, {}).get("enabled")]
     on += ["wall_clock_breakdown"] * bool(file.get("wall_clock_breakdown", False))
     return (f"left out, although it may change times: {', '.join(on)}",) if on else ()
+
+
+def _buckets(file: SectionReader, framework: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a line on buckets of gradients of another size than is estimated; without ZeRO there are none of a stated size.
+
+    Raises InputError for so small ones that their number would count.
+    """
+    zero = file.section("zero_optimization")
+    if not settings["zero"] or zero.get("reduce_bucket_size") == AUTO:
+        return ()
+    size = zero.get("reduce_bucket_size", BUCKET)
+    if isinstance(size, bool) or not isinstance(size, int | float) or size < LEAST_BUCKET:
+        raise zero.wrong("reduce_bucket_size", f"at least {LEAST_BUCKET}, because what small buckets take is not modelled")
+    if framework == FRAMEWORK and size == BUCKET:
+        return ()
+    taken = f"of DeepSpeed's {BUCKET:,}" if framework == FRAMEWORK else "as transformers' trainer fills in for auto"
+    gib = size * (4 if settings["precision"] == "fp32" else 2) / 2**30
+    return (f"left out of the estimate: buckets of {size:,.0f} parameters, {gib:.2g} GiB each; buckets {taken} are taken",)
 
 
 def settings_of_script(source: Source) -> Source:
@@ -287,48 +301,6 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
         notes = (*unsaid, *taken_to_train(words[at]))
         run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored, notes=notes)
     else:
-        run = _megatron(given, world, source)
+        run = run_of_megatron_deepspeed(given, world, source)
     layout, notes = {**run.layout, **settings}, (*run.notes, *script_notes(script, at), *left_out)
     return replace(run, layout=layout, notes=notes, gpus_per_node=launch.gpus_per_node)
-
-
-def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
-    """Return the run of Megatron-DeepSpeed's arguments, as those of Megatron-LM that mean the same."""
-    path = source.script or source.path.with_suffix(".sh")
-    flags = _modelled({RENAMED.get(name.lstrip("-"), name.lstrip("-")): value for name, value in given.items()}, path)
-    stage = json_object(source.text, source.path).get("zero_optimization", {}).get("stage", 0)
-    if "zero-stage" in flags and _whole_or_none(flags["zero-stage"]) != stage:
-        raise InputError(f"{path}: --zero-stage is {flags['zero-stage']}; {source.path.name} has stage {stage}")
-    theirs: dict[str, Any] = {"attention-backend": "unfused"}
-    for name, value in flags.items():
-        if name in SWITCHES:
-            theirs |= dict([SWITCHES[name]])
-        elif name == "num-key-value-heads":
-            theirs |= {"group-query-attention": True, "num-query-groups": value}
-        elif name == "normalization":
-            theirs[name] = next((word for word, own in NORMS.items() if own == value), value)
-        elif name not in OWN:
-            theirs[name] = value
-    own = {"embedding_norm": theirs.pop("embed-layernorm", False)}
-    if theirs.get("position-embedding-type") == "alibi":
-        own["position"], theirs["position-embedding-type"] = "alibi", "none"
-    whole_argument(theirs, "global-batch-size", path)
-    if source.vocab_size:
-        theirs.setdefault("vocab-size", source.vocab_size)
-    if flags.get("tokenizer-type", "GPT2BPETokenizer") != "GPT2BPETokenizer" and "vocab-size" not in theirs:
-        raise InputError(f"{path}: state --vocab-size there or --vocab_size here, because the tokenizer's model is not read")
-    read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path, rules=())
-    layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
-    return FileRun(read.model.replace(**own), layout, (), read.ignored, read.notes)
-
-
-def _modelled(flags: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return arguments without those that change nothing. Raises InputError for those whose effect is not modelled."""
-    for name, (same, what) in NOT_MODELLED.items():
-        if name in flags and flags[name] not in same:
-            raise InputError(f"{path}: --{name} {shown(flags[name])}: not modelled, because it means {what}")
-    return {name: value for name, value in flags.items() if name not in NOT_MODELLED}
-
-
-def _whole_or_none(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

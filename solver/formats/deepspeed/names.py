@@ -54,7 +54,6 @@ DESCRIBED: Described = {
     "activation_checkpointing.partition_activations": (_OFF, "checkpoints that ranks share"),
     "activation_checkpointing.cpu_checkpointing": (_OFF, "checkpoints on the host"),
     "zero_optimization.reduce_scatter": ((True, AUTO), "an all-reduce of all gradients"),
-    "zero_optimization.reduce_bucket_size": ((500_000_000, AUTO), "another size of buckets"),
     "zero_optimization.zero_hpz_partition_size": ((1,), "a second partition of the weights"),
     "zero_optimization.zero_quantized_weights": (_OFF, "quantised all-gathers"),
     "zero_optimization.zero_quantized_gradients": (_OFF, "quantised reductions"),
@@ -87,6 +86,8 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 }
 #: Arguments of Megatron-DeepSpeed -> Megatron-LM's of the same value.
 RENAMED: Mapping[str, str] = {"pad-vocab-size-to": "padded-vocab-size"}
+#: --pp-partition-method with which both embeddings, which are one table, count as layers: stages are of as many.
+ENDS_COUNT = "type:transformer|embedding"
 #: Arguments whose effect is not modelled, with the values that change nothing and what others do.
 NOT_MODELLED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moe-expert-parallel-size": ((1,), "mixtures of experts of DeepSpeed"),
@@ -97,12 +98,14 @@ NOT_MODELLED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "curriculum-learning": ((), "sequences that grow during training"),
     "random-ltd": ((), "tokens that layers drop"),
     "data-efficiency-curriculum-learning": ((), "sequences that grow during training"),
-    "pp-partition-method": ((), "another assignment of layers to stages"),
+    "pp-partition-method": (("type:transformer", ENDS_COUNT), "another assignment of layers to stages"),
 }
 #: Those of Megatron-DeepSpeed's own whose values nothing here depends on: they may be the environment's.
 PATHS_AND_COUNTS = keys(
     "deepspeed_config lr-decay-tokens lr-warmup-tokens train-tokens log-path codecarbon-dir kill-switch-path "
-    "universal-checkpoint skip-train-iteration-range tokenizer-name-or-path"
+    "universal-checkpoint skip-train-iteration-range tokenizer-name-or-path train-weighted-split-paths "
+    "train-weighted-split-paths-path valid-weighted-split-paths valid-weighted-split-paths-path test-weighted-split-paths "
+    "test-weighted-split-paths-path"
 )
 #: Arguments that are read elsewhere, that DeepSpeed's JSON overrides, or that change neither memory nor time.
 OWN = keys(
@@ -113,5 +116,10 @@ OWN = keys(
     "log-batch-size-to-tensorboard log-optimizer-states-to-tensorboard log-path log-level log-level-replica codecarbon-dir "
     "reset-progress kill-switch-path universal-checkpoint abort-on-unmet-fused-kernel-constraints no-load-lr-state "
     "skip-train-iteration-range moe-loss-coeff moe-train-capacity-factor moe-eval-capacity-factor moe-min-capacity "
-    "create-moe-param-group mlp-type topk disable-moe-token-dropping tokenizer-name-or-path"
+    "create-moe-param-group mlp-type topk disable-moe-token-dropping tokenizer-name-or-path valid-num-workers "
+    "train-weighted-split-paths train-weighted-split-paths-path valid-weighted-split-paths valid-weighted-split-paths-path "
+    "test-weighted-split-paths test-weighted-split-paths-path"
 )
+#: Parameters of a bucket of gradients unless a file states them (zero/config.py), and the fewest with which the size of
+#: buckets is of little effect.
+BUCKET, LEAST_BUCKET = 500_000_000, 10_000_000

@@ -16,10 +16,10 @@ def _flags(names: str) -> frozenset[str]:
 ARRANGEMENTS = _flags(
     # data and tokenizer
     "allow-ambiguous-pad-tokens blend-example-in-order decrease-batch-size-if-needed inference-max-requests "
-    "inference-batch-times-seqlen-threshold inference-max-seq-length inference-rng-tracker max-tokens-to-oom no-weight-decay-cond-type s3-cache-path "
+    "inference-max-seq-length inference-rng-tracker max-tokens-to-oom no-weight-decay-cond-type s3-cache-path "
     "data-args-path data-cache-path data-path data-sharding no-data-sharding "
     "dataloader-type eod-mask-loss full-validation "
-    "legacy-tokenizer mask-prob merge-file mid-level-dataset-surplus no-create-attention-mask-in-dataloader no-mmap-bin-files "
+    "inference-batch-times-seqlen-threshold legacy-tokenizer mask-prob merge-file mid-level-dataset-surplus no-create-attention-mask-in-dataloader no-mmap-bin-files "
     "num-dataset-builder-threads num-workers object-storage-cache-path "
     "per-split-data-args-path sample-rate short-seq-prob split test-data-path tiktoken-num-special-tokens tiktoken-pattern "
     "tiktoken-special-tokens tokenizer-hf-include-special-tokens tokenizer-library tokenizer-metadata tokenizer-model "

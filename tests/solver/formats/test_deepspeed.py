@@ -398,7 +398,7 @@ def test_what_a_key_means(change: dict[str, Any], fields: dict[str, Any], tmp_pa
         ({"zero_optimization": {"stages": 1}}, "zero_optimization has no key 'stages' (did you mean 'stage'?)"),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4; it must be 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 2}}, "--zero-stage is 1; run.json has stage 2"),
-        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}, "because another size of buckets is not modelled"),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}, "because what small buckets take is not modelled"),
         (
             {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
             "zero_optimization.stage is 1; it must be 2 or 3 beside offload_optimizer",
@@ -551,11 +551,43 @@ def test_megatron_deepspeeds_own_arguments(tmp_path: Path) -> None:
     for argument, what in (
         ("--num-experts 128", "mixtures of experts of DeepSpeed"),
         ("--ds-sequence-parallel-size 2", "sequence parallelism of DeepSpeed"),
-        ("--pp-partition-method 'type:transformer|embedding'", "another assignment of layers to stages"),
+        ("--pp-partition-method parameters", "another assignment of layers to stages"),
         ("--partition-activations", "checkpoints that ranks share"),
     ):
         with pytest.raises(InputError, match=f"{argument.split()[0]} .*: not modelled, because it means {what}"):
             load(tmp_path, EXAMPLE, SCRIPT.replace(old, argument))
+
+
+def test_embeddings_that_count_as_layers_as_bloom_s_do(tmp_path: Path) -> None:
+    """22 layers and the two ends of one embedding are 24 in 4 stages: 5, 6, 6, 5."""
+    flags = "--pp-partition-method 'type:transformer|embedding' --num-layers 22 --pipeline-model-parallel-size 4 "
+    data = "--train-weighted-split-paths-path $HERE/train.txt --valid-num-workers 0 --pad-vocab-size-to 32256"
+    script = SCRIPT.replace("--num-layers 24", flags + data).replace("--pipeline-model-parallel-size 2 ", "")
+    script = script.replace("--untie-embeddings-and-output-weights", "").replace("--vocab-size 32000", "")
+    config = load(tmp_path, EXAMPLE | {"zero_optimization": {"stage": 1}}, script)
+    ends = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+    assert [config.layout[key] for key in ("pp", *ends)] == [4, 5, 5]
+    assert config.model.padded_vocab_size == 32256
+    for change in (("--num-layers 22", "--num-layers 24"), ("--swiglu", "--swiglu --untie-embeddings-and-output-weights")):
+        with pytest.raises(InputError, match="is modelled where the layers and the two ends of one embedding divide"):
+            load(tmp_path, EXAMPLE, script.replace(*change))
+
+
+def test_buckets_of_another_size_are_said(tmp_path: Path) -> None:
+    def notes(size: float | str, script: str = SCRIPT) -> str:
+        return "; ".join(
+            load(tmp_path, EXAMPLE | {"zero_optimization": {"stage": 1, "reduce_bucket_size": size}}, script).notes
+        )
+
+    left = "left out of the estimate: buckets of 200,000,000 parameters, 0.37 GiB each; buckets of DeepSpeed's 500,000,000"
+    assert left in notes(2e8) and "buckets" not in notes(5e8) and "buckets" not in notes("auto")
+    beside(tmp_path)
+    trainer = TRAINER.replace("--per_device_train_batch_size 3", "--per_device_train_batch_size 2 --bf16")
+    settings = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}
+    for size, said in ((5e8, True), ("auto", False)):
+        found = load(tmp_path, settings | {"zero_optimization": {"stage": 2, "reduce_bucket_size": size}}, trainer)
+        taken = "buckets as transformers' trainer fills in for auto are taken"
+        assert any(line.endswith(taken) for line in found.notes) is said
 
 
 def test_fields_of_zero_3_by_either_name(tmp_path: Path) -> None:
