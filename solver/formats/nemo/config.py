@@ -9,6 +9,7 @@ from solver.formats.launch.ranks import Launch
 from solver.formats.megatron.rules import CORE
 from solver.formats.megatron.run import run_of_arguments
 from solver.formats.model_file import model_beside
+from solver.formats.nemo.interpolation import resolve
 from solver.formats.nemo.names import (
     ACTIVATIONS,
     DESCRIBED,
@@ -40,6 +41,8 @@ def is_nemo(sections: Section) -> bool:
 def read_nemo(sections: Section, source: Source) -> FileRun:
     """Return the run of a file. Raises InputError for keys and values that are not known or not modelled."""
     where = str(source.path)
+    if isinstance(sections["model"], Section):
+        resolve(sections["model"])
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     trainer, model = file.section("trainer"), file.section("model")
     flags = _model(model) | _vocabulary(model, source) | _precision(trainer, model) | _optimizer(model.section("optim"))
@@ -83,6 +86,9 @@ def _model(model: SectionReader) -> dict[str, Any]:
         flags["group-query-attention"] = True
     if flags["recompute-granularity"] is None:
         flags = {flag: value for flag, value in flags.items() if not flag.startswith("recompute")}
+    elif flags["recompute-granularity"] == "selective" and not model.flag("mcore_gpt", False):
+        # NeMo's own layers ask for neither (modules/common/megatron/transformer.py), Megatron-Core's refuse them
+        flags |= {"recompute-method": None, "recompute-num-layers": None}
     if not model.flag("cpu_offloading", False):
         flags.pop("cpu-offloading-num-layers")
     return {flag: value for flag, value in flags.items() if value is not None and value is not False}

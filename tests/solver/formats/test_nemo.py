@@ -163,6 +163,23 @@ def test_megatron_cores_own_optimizer_sums_in_fp32_after_the_backward_pass(tmp_p
     assert load(tmp_path, apex).assumed and not load(tmp_path, mcore).assumed
 
 
+def test_numbers_that_refer_to_others_are_filled_in(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("ffn_hidden_size: 11008", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}")
+    text = text.replace("${.encoder_seq_length}", "${model.encoder_seq_length}")
+    model = load(tmp_path, text.replace("rope", "learned_absolute")).model
+    assert (model.intermediate_size, model.max_position_embeddings) == (16384, 4096)
+    with pytest.raises(InputError, match=r"ffn-hidden-size is '\$\{oc.env:WIDTH\}'; it must be a whole number"):
+        load(tmp_path, EXAMPLE.replace("ffn_hidden_size: 11008", "ffn_hidden_size: ${oc.env:WIDTH}"))
+
+
+def test_selective_recomputation_of_nemo_s_own_layers_counts_none(tmp_path: Path) -> None:
+    text = EXAMPLE.replace("granularity: null", "granularity: selective")
+    refused = "selective excludes the latter"  # as Megatron-Core does
+    assert any(refused in line for line in load(tmp_path, text).notes)
+    own = load(tmp_path, text.replace("mcore_gpt: true", "mcore_gpt: false"))
+    assert own.layout["recompute"] == "selective" and not any(refused in line for line in own.notes)
+
+
 def test_the_width_of_an_mlp_is_four_times_that_of_the_model(tmp_path: Path) -> None:
     assert load(tmp_path, EXAMPLE.replace("  ffn_hidden_size: 11008\n", "")).model.intermediate_size == 4 * 4096
 
