@@ -107,7 +107,7 @@ _NEUTRAL_MODEL = (
     "bias_activation_fusion bias_dropout_fusion init_method_std layernorm_epsilon masked_softmax_fusion moe_aux_loss_coeff "
     "moe_hybridep_num_sms moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_router_pre_softmax "
     "moe_router_topk_scaling_factor moe_z_loss_coeff mtp_loss_scaling_factor parallel_output persist_layer_norm rotary_base "
-    "rotary_percent scatter_embedding_sequence_parallel use_te_rng_tracker"
+    "init_model_with_meta_device rotary_percent scatter_embedding_sequence_parallel use_te_rng_tracker"
 )
 #: Keys of ``model`` in a complete configuration that change neither memory nor time as modelled, or that other keys decide.
 _NEUTRAL_COMPLETE = (

@@ -148,7 +148,7 @@ def _with(flags: Mapping[str, Any], values: Mapping[str, Any]) -> Values:
             value = True
         else:
             flag, there = _flag(key), value is not None and value is not False
-        if key in names.READ or key in names.IDLE or key in names.LEFT_OUT:
+        if key in names.READ or key in names.IDLE or key in names.LEFT_OUT or key in names.UNMODELLED:
             continue
         found.pop(flag, None)
         if there:

@@ -18,6 +18,7 @@ from solver.formats.syntax.known_keys import check_keys, open_sections, unread_k
 from solver.formats.syntax.literal_python import Section
 from solver.formats.syntax.section_reader import SectionReader
 from solver.formats.syntax.toml_text import read_toml
+from solver.formats.torchtitan.earlier import with_names_of_today
 from solver.formats.torchtitan.keys import R2024, R2025, R2026, RELEASES, Release, attention_kernels
 from solver.formats.torchtitan.rules import RULES
 from solver.formats.torchtitan.stages import listed_stages, stages_at_points
@@ -51,7 +52,7 @@ _KEYS_SINCE_2025_10 = (
 
 def read_torchtitan(source: Source) -> FileRun:
     """Return the run of a TOML file. Raises InputError for keys and values that are not known or not modelled."""
-    tables, where = read_toml(source.text, source.path), str(source.path)
+    tables, where = with_names_of_today(read_toml(source.text, source.path)), str(source.path)
     release = _release(tables)
     file = open_sections(tables, release.known, release.described, where)
     model = _model(file, release, source)

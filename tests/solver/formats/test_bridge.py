@@ -453,6 +453,13 @@ def test_kernels_that_are_not_fused_are_read_or_left_out_and_said(tmp_path: Path
     assert "left out of the estimate: the kernels of unfused dropout (model.bias_dropout_fusion False)" in unfused.notes
 
 
+def test_weights_that_begin_on_the_meta_device_change_no_step(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("model:\n", "model:\n  init_model_with_meta_device: true\n")
+    config = load(tmp_path, text, "qwen3_30b_a3b")
+    assert config.layout == load(tmp_path, OVERRIDES, "qwen3_30b_a3b").layout
+    assert "model.init_model_with_meta_device" in config.ignored
+
+
 def test_what_dist_sets_counts_for_ddp(tmp_path: Path) -> None:
     sharding = "ddp:\n  data_parallel_sharding_strategy: optim_grads_params\n"
     for section, zero in (("use_megatron_fsdp: true", 3), ("use_megatron_fsdp: false", 1)):

@@ -195,6 +195,13 @@ def test_what_is_not_described_is_refused(old: str, new: str, message: str, tmp_
         load(tmp_path, EXAMPLE.replace(old, new))
 
 
+def test_a_number_that_turns_a_feature_off_changes_nothing(tmp_path: Path) -> None:
+    off = load(tmp_path, EXAMPLE.replace("train_iters: 50", "turbo_sync_free_moe_stage: 0"))
+    assert off.layout == load(tmp_path, EXAMPLE).layout
+    with pytest.raises(InputError, match="experts without synchronisation with the host is not modelled"):
+        load(tmp_path, EXAMPLE.replace("train_iters: 50", "turbo_sync_free_moe_stage: 1"))
+
+
 def test_what_the_stages_recompute_comes_back_as_the_priced_layout() -> None:
     layout = {
         "framework": PRIMUS,

@@ -264,6 +264,16 @@ def test_a_converter_that_does_not_run_changes_nothing(tmp_path: Path) -> None:
         load(tmp_path, text.replace('name = "qwen3"', 'name = "qwen3"\nconverters = ["quantize.grouped_mm.float8"]'))
 
 
+def test_tables_of_quantize_by_their_earlier_names(tmp_path: Path) -> None:
+    tables = '[quantize.linear.float8]\nfilter_fqns = ["output"]\n[quantize.grouped_mm.float8]\nfqns = ["experts"]\n[compile]'
+    today = NEWER.replace("[compile]", tables).replace(
+        'name = "qwen3"', 'name = "qwen3"\nconverters = ["quantize.linear.float8"]'
+    )
+    earlier = today.replace("quantize.linear", "quantize.dense").replace("quantize.grouped_mm", "quantize.moe")
+    config = load(tmp_path, earlier)
+    assert config.layout == load(tmp_path, today).layout and config.layout["precision"] == "fp8"
+
+
 def test_experts_that_are_forced_follow_each_other(tmp_path: Path) -> None:
     text = NEWER.replace("[compile]", "[debug]\nmoe_force_load_balance = true\n[compile]")
     config = load(tmp_path, text)
