@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from profiler.errors import InputError, printable, shown
+from solver.formats.accelerate.deepspeed import SETTINGS, read_deepspeed_settings
 from solver.formats.accelerate.rules import RULES
 from solver.formats.file_run import FileRun, Source, script_beside
 from solver.formats.launch.trainer_script import (
@@ -45,9 +46,10 @@ _TWICE = "fsdp_activation_checkpointing excludes --gradient_checkpointing (trans
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 
 KNOWN: Known = keys(
-    "compute_environment debug deepspeed_config distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank "
+    "compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank "
     "main_process_ip main_process_port main_training_function megatron_lm_config mixed_precision num_machines num_processes "
     "rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu",
+    deepspeed_config=SETTINGS,
     dynamo_config=keys("dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"),
     fsdp_config=keys(
         "fsdp_activation_checkpointing fsdp_auto_wrap_policy fsdp_backward_prefetch fsdp_backward_prefetch_policy "
@@ -89,8 +91,9 @@ def read_accelerate(sections: Section, source: Source, told: Collection[str] = (
     if world % machines:
         raise file.wrong("num_processes", f"a multiple of num_machines {machines}")
     if file.get("distributed_type") == "DEEPSPEED":
-        raise file.wrong("distributed_type", "FSDP, MULTI_GPU or NO; of DeepSpeed give its own JSON, the deepspeed_config_file")
-    kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "NO"), "FSDP")
+        _check_launch(sections, source)
+        return read_deepspeed_settings(sections, file, KNOWN, source, world)
+    kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "DEEPSPEED", "NO"), "FSDP")
     if kind == "NO" and world > 1:  # commands/launch.py starts ranks for MULTI_GPU and FSDP only
         raise file.wrong("num_processes", "1 beside distributed_type NO, which starts one process; MULTI_GPU starts several")
     sharded, dtype = kind == "FSDP", DTYPES[file.choice("mixed_precision", DTYPES, "no")]
@@ -166,6 +169,7 @@ _PLACES = {
     "--same_network",
     "--multi_gpu",
     "--use_fsdp",
+    "--use_deepspeed",
     "--quiet",
 }
 
@@ -185,6 +189,22 @@ def _launched(
         return {}, (), (), False
     if at is None:
         return {}, (), _not_read(words), False
+    _check_launch(sections, source)
+    given = {name: value for name, value in arguments(words[at + 1 :], script.path).items() if name not in told}
+    if not sharded or precision == "fp32":
+        check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
+    batch, unread = trainer_fields(given, precision, script.path, words[at])
+    notes = (*taken_to_train(words[at]), *script_notes(script, at))
+    return batch, unread, notes, syncs_each_batch(given, script)
+
+
+def _check_launch(sections: Section, source: Source) -> None:
+    """Raise InputError where the script of the same name gives accelerate another value than the settings."""
+    script = script_beside(source)
+    words = script_words(script) if script else []
+    at = trainer_at(words)
+    if script is None or at is None:
+        return
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
     plain = flattened(sections)
     for argument, value in arguments(words[start:at], script.path).items():
@@ -194,12 +214,6 @@ def _launched(
             raise InputError(
                 f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
             )
-    given = {name: value for name, value in arguments(words[at + 1 :], script.path).items() if name not in told}
-    if not sharded or precision == "fp32":
-        check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
-    batch, unread = trainer_fields(given, precision, script.path, words[at])
-    notes = (*taken_to_train(words[at]), *script_notes(script, at))
-    return batch, unread, notes, syncs_each_batch(given, script)
 
 
 def _not_read(words: Sequence[str]) -> tuple[str, ...]:

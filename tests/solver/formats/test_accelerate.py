@@ -242,11 +242,7 @@ def test_what_accelerate_launch_would_override_is_refused(tmp_path: Path) -> Non
         ("offload_params: false", "offload_params: true", "it must be False, because parameters on the host is not modelled"),
         ("BACKWARD_PRE", "NO_PREFETCH", "because another order of all-gathers is not modelled"),
         ("mixed_precision: bf16", "mixed_precision: fp8", "mixed_precision is 'fp8'; it must be one of bf16, fp16, no"),
-        (
-            "distributed_type: FSDP",
-            "distributed_type: DEEPSPEED",
-            "distributed_type is 'DEEPSPEED'; it must be FSDP, MULTI_GPU or NO; of DeepSpeed give",
-        ),
+        ("distributed_type: FSDP", "distributed_type: XLA", "it must be one of FSDP, MULTI_GPU, DEEPSPEED, NO"),
         (
             "debug: false",
             "parallelism_config: {parallelism_config_tp_size: 2}",
@@ -455,3 +451,59 @@ def test_sharding_of_a_trainer_that_is_refused(arguments: str, sentence: str, tm
 def test_keys_of_fsdp_that_are_not_known_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fsdp_shards"):
         started(tmp_path, "--fsdp 'full_shard auto_wrap' --fsdp_config '{\"shards\": 2}'")
+
+
+#: As TRL ships it.
+ZERO = """
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  offload_optimizer_device: none
+  offload_param_device: none
+  zero3_init_flag: true
+  zero3_save_16bit_model: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+"""
+
+
+def test_deepspeed_by_accelerate_s_own_settings(tmp_path: Path) -> None:
+    config = load(tmp_path, ZERO)
+    expected = {"framework": "transformers-deepspeed", "world_size": 16, "dp": 16, "zero": 3, "zero_shard_size": 16}
+    batch = {"precision": "bf16", "grad_dtype": "bf16", "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048}
+    assert (expected | batch).items() <= config.layout.items() and config.gpus_per_node == 8
+    assert any(line.startswith("left out of the estimate: buckets of 500,000,000") for line in config.notes)
+    host = load(tmp_path, ZERO.replace("offload_optimizer_device: none", "offload_optimizer_device: cpu"))
+    assert host.layout["optimizer_offload_fraction"] == 1.0 and host.layout["offload_gradients"]
+    text = ZERO.replace("zero_stage: 3", "zero_stage: 0").replace("bf16", "fp16")
+    plain = load(tmp_path, text, SCRIPT.replace("--bf16", "--fp16"))
+    assert (plain.layout["zero"], plain.layout["zero_shard_size"], plain.layout["precision"]) == (0, 1, "fp16")
+
+
+def test_deepspeed_s_json_that_accelerate_s_settings_name(tmp_path: Path) -> None:
+    own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"}}
+    (tmp_path / "zero2.json").write_text(json.dumps(own | {"train_micro_batch_size_per_gpu": "auto"}))
+    text = "deepspeed_config: {deepspeed_config_file: zero2.json}\ndistributed_type: DEEPSPEED\nnum_processes: 16\n"
+    assert load(tmp_path, text).layout["zero"] == 2
+    with pytest.raises(InputError, match="deepspeed_config_file is 'none.json'; it must be a JSON beside it"):
+        load(tmp_path, text.replace("zero2.json", "none.json"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("offload_param_device: none", "offload_param_device: cpu", "because parameters on the host is not modelled"),
+        ("zero_stage: 3", "zero_stages: 3", "deepspeed_config has no key 'zero_stages' (did you mean 'zero_stage'?)"),
+        ("zero_stage: 3", "gradient_accumulation_steps: 8", "gradient_accumulation_steps is 8; it must be 4, as its script"),
+        ("mixed_precision: bf16", "mixed_precision: fp8", "mixed_precision is 'fp8'; it must be one of bf16, fp16 or no"),
+    ],
+)
+def test_what_is_refused_of_deepspeed_by_accelerate(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, ZERO.replace(old, new))
+    assert sentence in str(refused.value)
+    with pytest.raises(InputError, match="--zero_stage is 2, but run.yaml says 3; write the same there"):
+        load(tmp_path, ZERO, SCRIPT.replace("--config_file run.yaml", "--config_file run.yaml --zero_stage 2"))
