@@ -32,7 +32,11 @@ KNOWN: Known = keys(
         model_config=keys(
             "bos_token_id eos_token_id hidden_act hidden_size initializer_range intermediate_size is_llama_config "
             "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads pad_token_id pretraining_tp "
-            "rms_norm_eps rope_interleaved rope_scaling rope_theta tie_word_embeddings use_cache vocab_size"
+            "rms_norm_eps rope_interleaved rope_scaling rope_theta tie_word_embeddings use_cache vocab_size "
+            # of its Qwen2 (models_config.py, Qwen2Config), which SmolLM3 is too
+            "is_qwen2_config _attn_implementation _fused_rms_norm _fused_rotary_emb _use_doc_masking _use_qkv_packed "
+            "attention_bias flex_attention_mask interleaved_rotary log_attn_probs moe_config no_rope_layer "
+            "ring_attn_heads_k_stride sliding_window_size z_loss_coefficient z_loss_enabled"
         ),
     ),
     optimizer=keys(
@@ -48,10 +52,21 @@ KNOWN: Known = keys(
         "val_check_interval"
     ),
 )
+#: Keys whose effect is left out of the estimate, with what it is.
+_LEFT_OUT = {
+    "is_qwen2_config": "what kernels of nanotron's Qwen2 take otherwise than those of its Llama, which are estimated",
+    "_use_doc_masking": "attention that ends where documents do",
+}
 DESCRIBED: Described = {
     "model.ddp_bucket_cap_mb": ((25,), "another size of buckets"),
     "model.model_config.hidden_act": (("silu",), "another activation than a gated one"),
     "model.model_config.is_llama_config": ((True,), "another model than nanotron's Llama"),
+    "model.model_config.is_qwen2_config": ((True,), "another model than nanotron's Llama"),
+    "model.model_config._attn_implementation": ((None, "flash_attention_2"), "another kernel of attention"),
+    "model.model_config.attention_bias": ((False,), "biases under nanotron"),
+    "model.model_config.moe_config": ((None,), "a mixture of experts under nanotron"),
+    "model.model_config.sliding_window_size": ((None,), "a window of attention under nanotron"),
+    "model.model_config.z_loss_enabled": ((False,), "another loss"),
     "optimizer.optimizer_factory.name": (("adamW", "adam"), "another optimizer than Adam"),
     "optimizer.optimizer_factory.torch_adam_is_fused": ((True,), "an Adam of several kernels"),
     "parallelism.expert_parallel_size": ((1,), "a mixture of experts under nanotron"),
@@ -81,8 +96,10 @@ def read_nanotron(sections: Section, source: Source) -> FileRun:
         **_tokens(file.section("tokens")),
     }
     model = _model(file.section("model"), tp, source.path.stem)
+    config = file.section("model").section("model_config")
+    notes = tuple(f"left out of the estimate: {what} ({key})" for key, what in _LEFT_OUT.items() if config.flag(key, False))
     refusals = broken(RULES, Arguments(flattened(sections), dp * tp * pp))
-    return FileRun(model, layout, (), tuple(unread_keys(sections, KNOWN, "", file.read)), refusals=refusals)
+    return FileRun(model, layout, (), tuple(unread_keys(sections, KNOWN, "", file.read)), notes, refusals)
 
 
 def _parallelism(parallelism: SectionReader, tp: int, pp: int) -> dict[str, Any]:
@@ -152,6 +169,15 @@ def _model(model: SectionReader, tp: int, name: str) -> ModelSpec:
             padded_vocab_size=0 if multiple == USUAL_PADDING else padded,
             tie_word_embeddings=config.flag("tie_word_embeddings", False),
             max_position_embeddings=config.whole("max_position_embeddings", 0, least=0),
+            no_rope_layers=_no_rope(config),
         )
     except InputError as error:
         raise InputError(f"{config.place}: {error}") from None
+
+
+def _no_rope(config: SectionReader) -> tuple[int, ...]:
+    """Return which layers have rotary embedding: all but every no_rope_layer-th (models/qwen.py)."""
+    if config.get("no_rope_layer") is None:
+        return ()
+    every = config.whole("no_rope_layer")
+    return tuple(int((layer + 1) % every != 0) for layer in range(config.whole("num_hidden_layers")))

@@ -162,7 +162,18 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
             "keeping gathered inputs is not modelled",
         ),
         ("is_llama_config: true", "is_llama_config: false", "another model than nanotron's Llama is not modelled"),
-        ("is_llama_config: true", "is_qwen2_config: true", "model.model_config has no key 'is_qwen2_config'"),
+        ("is_llama_config: true", "is_starcoder_config: true", "model.model_config has no key 'is_starcoder_config'"),
+        (
+            "is_llama_config: true",
+            "is_qwen2_config: true\n    sliding_window_size: 20",
+            "a window of attention under nanotron is not modelled",
+        ),
+        (
+            "is_llama_config: true",
+            "is_qwen2_config: true\n    moe_config: {num_experts: 4}",
+            "a mixture of experts under nanotron is not modelled",
+        ),
+        ("is_llama_config: true", "_attn_implementation: flex_attention", "another kernel of attention is not modelled"),
         ("torch_adam_is_fused: true", "torch_adam_is_fused: false", "an Adam of several kernels is not modelled"),
         ("num_attention_heads: 4", "num_attention_heads: 3", "it must be a divisor of hidden_size 16"),
         (
@@ -248,3 +259,12 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
     searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework nanotron --top 1 --fix recompute=none,zero=0"
     assert f"wrote {path}" in command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
     assert "tokens/GPU/s" in command("--config", path)
+
+
+def test_its_qwen2_is_estimated_as_its_llama_and_said(tmp_path: Path) -> None:
+    own = "is_qwen2_config: true\n    _attn_implementation: flash_attention_2\n    _use_doc_masking: true\n    no_rope_layer: 2"
+    config = load(tmp_path, EXAMPLE.replace("is_llama_config: true", own))
+    llama = load(tmp_path, EXAMPLE)
+    assert config.layout == llama.layout and config.model.no_rope_layers == (1, 0)
+    assert config.model.replace(no_rope_layers=()) == llama.model
+    assert [line.rpartition("(")[2] for line in config.notes] == ["is_qwen2_config)", "_use_doc_masking)"]
