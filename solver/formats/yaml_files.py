@@ -6,6 +6,7 @@ from profiler.errors import InputError
 from solver.formats.accelerate.config import is_accelerate, read_accelerate
 from solver.formats.bridge.config import is_bridge, read_bridge
 from solver.formats.file_run import FileRun, Source
+from solver.formats.llama_factory.config import is_llama_factory, read_llama_factory
 from solver.formats.megatron.run import is_megatron_test, read_megatron_test
 from solver.formats.nanotron.config import is_nanotron, read_nanotron
 from solver.formats.nemo.config import is_nemo, read_nemo
@@ -19,6 +20,7 @@ _KINDS = (
     (is_nemo, read_nemo),
     (is_primus, read_primus),
     (is_accelerate, read_accelerate),
+    (is_llama_factory, read_llama_factory),
 )
 
 
@@ -30,6 +32,6 @@ def read_yaml_file(source: Source) -> FileRun:
             return read(sections, source)
     raise InputError(
         f"{source.path}: a YAML configuration is nanotron's (sections parallelism and tokens), Megatron-Bridge's (model and "
-        "train), NeMo 1's (trainer and model), Primus's (modules), accelerate's (distributed_type) or one of Megatron-LM's "
-        "tests (MODEL_ARGS)"
+        "train), NeMo 1's (trainer and model), Primus's (modules), accelerate's (distributed_type), LLaMA-Factory's "
+        "(model_name_or_path and stage) or one of Megatron-LM's tests (MODEL_ARGS)"
     )
