@@ -310,3 +310,37 @@ def test_one_launch_is_found(script: str, tmp_path: Path) -> None:
     path = tmp_path / "train.sh"
     path.write_text(script)
     assert (load_run_config(path).layout["world_size"], load_run_config(path).model.num_hidden_layers) == (8, 32)
+
+
+_JOB = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+srun bash -x -c "torchrun --nproc_per_node 8 --nnodes \\$SLURM_NNODES pretrain_gpt.py ${ARGS}"
+"""
+_ARGS = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 "
+    "--micro-batch-size 1 --global-batch-size 64 --bf16"
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'ARGS="{_ARGS}"\nsbatch --parsable <<EOF\n{_JOB}EOF\n',
+        f'ARGS="{_ARGS}"\ncat > job.sbatch <<EOF\n{_JOB}EOF\nsbatch --exclusive job.sbatch',
+        f"cat > job.sh <<'EOF'\n{_JOB.replace('${ARGS}', _ARGS)}EOF\nbash job.sh\n",
+    ],
+)
+def test_jobs_that_a_script_writes_and_submits(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "submit.sh"
+    path.write_text(script)
+    config = load_run_config(path)
+    layout = {"world_size": 16, "dp": 16, "num_micro_batches": 4, "seq_len": 4096, "precision": "bf16"}
+    assert layout.items() <= config.layout.items() and config.gpus_per_node == 8
+
+
+def test_a_document_that_no_shell_runs_adds_no_commands() -> None:
+    assert "torchrun" not in words("cat <<EOF\ntorchrun train.py\nEOF\n")
+    assert "torchrun" not in words("bash run.sh <<EOF\ntorchrun train.py\nEOF\n")
+    assert "torchrun" not in words("cat > job.sh <<EOF\ntorchrun train.py\nEOF\nchmod +x job.sh\n")
+    assert words("cat > job.sh <<EOF\nbash job.sh\nEOF\nbash job.sh\n").count("job.sh") == 2  # once, and in itself
