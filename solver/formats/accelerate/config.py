@@ -10,10 +10,12 @@ of FSDP2 since accelerate 1.11.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
-from profiler.errors import InputError, printable, shown
+from profiler.errors import printable
 from solver.formats.accelerate.deepspeed import SETTINGS, read_deepspeed_settings
+from solver.formats.accelerate.launch import launched_sections, without_script
 from solver.formats.accelerate.rules import RULES
 from solver.formats.file_run import FileRun, Source, script_beside
 from solver.formats.launch.trainer_script import (
@@ -86,13 +88,14 @@ def read_accelerate(sections: Section, source: Source, told: Collection[str] = (
     Raises InputError for keys and values that are not known or not modelled, and without a config.json beside it.
     """
     where = str(source.path)
+    sections, overruled = launched_sections(sections, source)
     file = open_sections(sections, KNOWN, DESCRIBED, where)
     world, machines = file.whole("num_processes"), file.whole("num_machines", 1)
     if world % machines:
         raise file.wrong("num_processes", f"a multiple of num_machines {machines}")
     if file.get("distributed_type") == "DEEPSPEED":
-        _check_launch(sections, source)
-        return read_deepspeed_settings(sections, file, KNOWN, source, world)
+        run = _with_deepspeed(sections, file, source, world)
+        return replace(run, notes=(*overruled, *run.notes))
     kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "DEEPSPEED", "NO"), "FSDP")
     if kind == "NO" and world > 1:  # commands/launch.py starts ranks for MULTI_GPU and FSDP only
         raise file.wrong("num_processes", "1 beside distributed_type NO, which starts one process; MULTI_GPU starts several")
@@ -127,7 +130,17 @@ def read_accelerate(sections: Section, source: Source, told: Collection[str] = (
         refusals += (_TWICE,)
         batch.pop("recompute_layers", None)
     assumed, per_node = tuple(sorted(stated - batch.keys())), world // machines if machines > 1 else 0
-    return FileRun(model, layout | batch, assumed, ignored, notes, refusals, per_node)
+    return FileRun(model, layout | batch, assumed, ignored, (*overruled, *notes), refusals, per_node)
+
+
+def _with_deepspeed(sections: Section, file: SectionReader, source: Source, world: int) -> FileRun:
+    """Return the run of settings of DeepSpeed, where a script starts a program that is not read, without that."""
+    script = script_beside(source)
+    words = script_words(script) if script else []
+    if script is None or trainer_at(words) is not None:
+        return read_deepspeed_settings(sections, file, KNOWN, source, world)
+    run = read_deepspeed_settings(sections, file, KNOWN, replace(source, beside=without_script(source)), world)
+    return replace(run, notes=(*_not_read(words), *run.notes))
 
 
 def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
@@ -153,27 +166,6 @@ def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
     return {"framework": FSDP2, "zero": 3 if again else 2, "zero_shard_size": shard}
 
 
-#: Arguments of accelerate launch that say where it runs, or how a process is started.
-_PLACES = {
-    "--config_file",
-    "--machine_rank",
-    "--main_process_ip",
-    "--main_process_port",
-    "--rdzv_backend",
-    "--rdzv_conf",
-    "--role",
-    "--tee",
-    "--log_dir",
-    "--max_restarts",
-    "--monitor_interval",
-    "--same_network",
-    "--multi_gpu",
-    "--use_fsdp",
-    "--use_deepspeed",
-    "--quiet",
-}
-
-
 def _launched(
     sections: Section, source: Source, precision: str, sharded: bool, told: Collection[str]
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], bool]:
@@ -189,31 +181,12 @@ def _launched(
         return {}, (), (), False
     if at is None:
         return {}, (), _not_read(words), False
-    _check_launch(sections, source)
     given = {name: value for name, value in arguments(words[at + 1 :], script.path).items() if name not in told}
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     batch, unread = trainer_fields(given, precision, script.path, words[at])
     notes = (*taken_to_train(words[at]), *script_notes(script, at))
     return batch, unread, notes, syncs_each_batch(given, script)
-
-
-def _check_launch(sections: Section, source: Source) -> None:
-    """Raise InputError where the script of the same name gives accelerate another value than the settings."""
-    script = script_beside(source)
-    words = script_words(script) if script else []
-    at = trainer_at(words)
-    if script is None or at is None:
-        return
-    start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
-    plain = flattened(sections)
-    for argument, value in arguments(words[start:at], script.path).items():
-        own = next((plain[key] for key in plain if key.rpartition(".")[2] == argument.lstrip("-")), None)
-        if argument not in _PLACES and str(value).lower() != str(own).lower():
-            there = "nothing of it" if own is None else shown(own)
-            raise InputError(
-                f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
-            )
 
 
 def _not_read(words: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, printable, shown
 from solver.formats.file_run import FileRun, Source
 from solver.formats.launch.ranks import ranks_of_launch
 from solver.formats.launch.words import (
@@ -53,6 +53,8 @@ def _check_values(words: Sequence[str], path: Path) -> None:
         if "-" in plain and (plain in KNOWN or plain in UNMODELLED):
             raise InputError(f"{path}: {shown(word)} stands behind {name}; the argument is --{plain}")
         if values > 1 and name.lstrip("-") in ARRANGEMENTS and name not in _LISTS:
+            if word.startswith("$"):  # arguments of which only the shell knows that they are none
+                raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value")
             raise InputError(f"{path}: {shown(word)} stands behind {name}, which takes one value")
 
 

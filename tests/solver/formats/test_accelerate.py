@@ -227,10 +227,24 @@ def test_no_mixed_precision_is_fp32(tmp_path: Path) -> None:
 def test_what_accelerate_launch_would_override_is_refused(tmp_path: Path) -> None:
     same = SCRIPT.replace("--config_file", "--num_machines 2 --main_process_port 29500 --config_file")
     assert load(tmp_path, TEMPLATE, same).layout["world_size"] == 16
-    for argument in ("--num_processes 64", "--mixed_precision fp16", "--dynamo_backend inductor"):
+    for argument in ("--mixed_precision fp16", "--dynamo_backend inductor"):
         name = argument.split()[0]
         with pytest.raises(InputError, match=f"run.sh: {name} is .*, but run.yaml says .*; write the same there"):
             load(tmp_path, TEMPLATE, SCRIPT.replace("--config_file", f"{argument} --config_file"))
+
+
+def test_ranks_on_the_command_line_come_before_the_file_s(tmp_path: Path) -> None:
+    launch = "--num_processes 64 --num_machines 8 --main_process_port $(shuf -i 2000-3000 -n 1) --config_file"
+    for text in (TEMPLATE, ZERO):
+        config = load(tmp_path, text, SCRIPT.replace("--config_file", launch))
+        assert (config.layout["world_size"], config.layout["zero_shard_size"], config.gpus_per_node) == (64, 64, 8)
+        assert "--num_processes 64 of the script is taken, as accelerate does, not 16 of run.yaml" in config.notes
+
+
+def test_a_program_of_which_nothing_is_read_is_named_with_deepspeed_too(tmp_path: Path) -> None:
+    config = load(tmp_path, ZERO, "accelerate launch --config_file run.yaml scripts/run_sft.py recipes/full.yaml\n")
+    assert (config.layout["zero"], config.layout["world_size"]) == (3, 16) and "micro_batch_size" in config.assumed
+    assert any(line.startswith("not read: scripts/run_sft.py recipes/full.yaml") for line in config.notes)
 
 
 @pytest.mark.parametrize(

@@ -344,3 +344,13 @@ def test_a_document_that_no_shell_runs_adds_no_commands() -> None:
     assert "torchrun" not in words("bash run.sh <<EOF\ntorchrun train.py\nEOF\n")
     assert "torchrun" not in words("cat > job.sh <<EOF\ntorchrun train.py\nEOF\nchmod +x job.sh\n")
     assert words("cat > job.sh <<EOF\nbash job.sh\nEOF\nbash job.sh\n").count("job.sh") == 2  # once, and in itself
+
+
+def test_arguments_that_only_files_decide_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        'LOAD=()\nif [ -f "$CKPT/latest.txt" ]; then LOAD=(--load "$CKPT"); fi\n'
+        f'torchrun --nproc_per_node 8 pretrain_gpt.py {_ARGS} --save "$CKPT" "${{LOAD[@]}}"\n'
+    )
+    with pytest.raises(InputError, match=r"\$\{LOAD\[@\]\} is not known from the script alone; write its value"):
+        load_run_config(path)
