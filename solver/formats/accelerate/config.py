@@ -21,6 +21,7 @@ from solver.formats.file_run import FileRun, Source, script_beside
 from solver.formats.launch.trainer_script import (
     NO_SEQUENCE,
     SYNC_RELEASES,
+    UNREAD,
     check_parameters,
     syncs_each_batch,
     taken_to_train,
@@ -48,9 +49,9 @@ _TWICE = "fsdp_activation_checkpointing excludes --gradient_checkpointing (trans
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 
 KNOWN: Known = keys(
-    "compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank "
+    "command_file commands compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank "
     "main_process_ip main_process_port main_training_function megatron_lm_config mixed_precision num_machines num_processes "
-    "rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu",
+    "rdzv_backend same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_zone use_cpu dynamo_backend",
     deepspeed_config=SETTINGS,
     dynamo_config=keys("dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"),
     fsdp_config=keys(
@@ -67,6 +68,7 @@ KNOWN: Known = keys(
 _ONE = (1,)
 DESCRIBED: Described = {
     "use_cpu": ((False,), "training on the host"),
+    "dynamo_backend": (("NO", "no", None), "compilation as releases before 0.16 state it"),
     "fsdp_config.fsdp_offload_params": ((False,), "parameters on the host"),
     "fsdp_config.fsdp_auto_wrap_policy": (("TRANSFORMER_BASED_WRAP",), "another unit of FSDP than a layer"),
     "fsdp_config.fsdp_backward_prefetch": (("BACKWARD_PRE",), "another order of all-gathers"),
@@ -181,7 +183,7 @@ def _launched(
         return {}, (), (), False
     if at is None:
         return {}, (), _not_read(words), False
-    given = {name: value for name, value in arguments(words[at + 1 :], script.path).items() if name not in told}
+    given = {name: value for name, value in arguments(words[at + 1 :], script.path, UNREAD).items() if name not in told}
     if not sharded or precision == "fp32":
         check_parameters(given, script.path, "mixed_precision no" if sharded else "DDP")
     batch, unread = trainer_fields(given, precision, script.path, words[at])

@@ -15,7 +15,7 @@ from profiler.errors import InputError, shown
 from solver.formats.accelerate.config import DTYPES, STRATEGIES, read_accelerate
 from solver.formats.file_run import FileRun, Source
 from solver.formats.launch.ranks import ranks_of_launch
-from solver.formats.launch.trainer_script import json_argument, trainer_at, trainer_precision
+from solver.formats.launch.trainer_script import UNREAD, json_argument, trainer_at, trainer_precision
 from solver.formats.launch.words import arguments, environment, of_environment, script_words, with_script
 from solver.formats.syntax.literal_python import Section
 
@@ -32,7 +32,10 @@ def read_trainer(source: Source) -> FileRun:
     words = script_words(source)
     at = trainer_at(words)
     assert at is not None, "the script was found to start one"
-    launch, given = ranks_of_launch(words[:at], source, environment(source, at)), arguments(words[at + 1 :], source.path)
+    launch, given = (
+        ranks_of_launch(words[:at], source, environment(source, at)),
+        arguments(words[at + 1 :], source.path, UNREAD),
+    )
     settings, left_out = of_environment(source, at)
     precision = trainer_precision(given, source.path)
     sections = Section.of(

@@ -33,6 +33,7 @@ from solver.formats.file_run import FileRun, Source, script_beside
 from solver.formats.launch.ranks import ranks_of_launch
 from solver.formats.launch.trainer_script import (
     NO_SEQUENCE,
+    UNREAD,
     check_parameters,
     taken_to_train,
     trainer_at,
@@ -233,7 +234,9 @@ def _enabled(section: SectionReader, name: str, trained: str | None) -> bool:
 def _trainers(words: Sequence[str], script: Source | None) -> str | None:
     """Return the precision of transformers' trainer that a script launches; None where it launches none."""
     at = trainer_at(words)
-    return trainer_precision(arguments(words[at + 1 :], script.path), script.path) if script and at is not None else None
+    return (
+        trainer_precision(arguments(words[at + 1 :], script.path, UNREAD), script.path) if script and at is not None else None
+    )
 
 
 def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
@@ -289,7 +292,7 @@ def _program(words: Sequence[str], script: Source) -> int:
 def _launched(words: Sequence[str], script: Source, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
     path, at = script.path, _program(words, script)
-    unread = _UNREAD if program_at(words, PROGRAM) is not None else ()
+    unread = _UNREAD if program_at(words, PROGRAM) is not None else UNREAD
     launch, given = ranks_of_launch(words[:at], script, environment(script, at)), arguments(words[at + 1 :], path, unread)
     world, (settings, left_out) = launch.world_size, of_environment(script, at)
     if program_at(words, PROGRAM) is None:

@@ -67,6 +67,16 @@ _NEUTRAL = keys(
     "use_fast_tokenizer use_legacy_prediction_loop validation_file validation_split_percentage warmup_ratio warmup_steps "
     "weight_decay"
 )
+#: Of these what is read all the same, elsewhere.
+_READ_ELSEWHERE = ("accelerator_config", "deepspeed", "dtype", "gradient_checkpointing_kwargs", "torch_dtype")
+#: Arguments whose values need not be known, those of other programs' data too.
+UNREAD = frozenset(
+    f"--{name}"
+    for name in (
+        *(_NEUTRAL.keys() - set(_READ_ELSEWHERE)),
+        *["data_path", "data_dir", "dataset", "dataset_dir", "eval_data_path", "image_folder", "train_data_path", "version"],
+    )
+)
 #: The others, which do: a run that turns one on is not modelled.
 _NOT_DESCRIBED = keys(
     "adafactor auto_find_batch_size config_overrides ddp_bucket_cap_mb fsdp fsdp_config fsdp_min_num_params "

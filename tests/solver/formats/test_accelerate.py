@@ -497,6 +497,13 @@ def test_deepspeed_by_accelerate_s_own_settings(tmp_path: Path) -> None:
     assert (plain.layout["zero"], plain.layout["zero_shard_size"], plain.layout["precision"]) == (0, 1, "fp16")
 
 
+def test_keys_of_earlier_releases_that_are_off(tmp_path: Path) -> None:
+    older = "dynamo_backend: 'NO'\ncommand_file: null\ncommands: null\ntpu_name: null\ntpu_zone: null\nmegatron_lm_config: {}\n"
+    assert load(tmp_path, ZERO + older).layout == load(tmp_path, ZERO).layout
+    with pytest.raises(InputError, match="dynamo_backend is 'INDUCTOR'; it must be"):
+        load(tmp_path, ZERO + "dynamo_backend: INDUCTOR\n")
+
+
 def test_deepspeed_s_json_that_accelerate_s_settings_name(tmp_path: Path) -> None:
     own = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"}}
     (tmp_path / "zero2.json").write_text(json.dumps(own | {"train_micro_batch_size_per_gpu": "auto"}))

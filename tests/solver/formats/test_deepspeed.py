@@ -163,6 +163,19 @@ def test_other_programs_around_the_trainer_are_read(tmp_path: Path) -> None:
         load(tmp_path, settings, f"deepspeed --num_gpus 8 other.py --output_dir x\n{script}{words}")
 
 
+def test_what_a_trainer_s_model_and_data_are_called_need_not_be_known(tmp_path: Path) -> None:
+    beside(tmp_path)
+    asking = "MODEL=$(ls -t models | head -1)\n"
+    script = asking + TRAINER.replace(
+        "run_clm.py", "finetune.py --model_name_or_path $MODEL --data_path $DATA --bf16 --max_length 512"
+    )
+    settings = EXAMPLE | {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    config = load(tmp_path, settings, script.replace("--block_size 1024 ", ""))
+    assert (config.layout["world_size"], config.layout["micro_batch_size"], config.layout["seq_len"]) == (16, 3, 512)
+    with pytest.raises(InputError, match=r"\$SIZE is not known from the script alone"):
+        load(tmp_path, settings, script.replace("--per_device_train_batch_size 3", "--per_device_train_batch_size $SIZE"))
+
+
 def test_the_stage_that_a_comparison_changes_to_has_its_own_default(tmp_path: Path) -> None:
     """overlap_comm, which the file leaves open, is on in ZeRO-3 alone: from a file of either stage both stages take as long."""
     beside(tmp_path)
