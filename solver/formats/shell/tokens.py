@@ -18,6 +18,7 @@ _WRITTEN = re.compile(rf"(?:^|[^>\d])>[ \t]*({_TARGET})|(?:^|\s)tee[ \t]+({_TARG
 DOCUMENT = ":document"  #: stands where a here-document is written
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 _CONDITION = re.compile(r"\(\([^\n]*?\)\)")  #: that compares numbers, and redirects nothing
+_BRACKET = re.compile("[()]")
 _COMPARING = str.maketrans("<>", "\7\10")
 _COMPARED = str.maketrans("\7\10", "<>")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
@@ -49,7 +50,7 @@ def tokens_of(text: str) -> list[str]:
         raise ValueError("a blank stands behind a backslash at the end of a line, which therefore does not go on")
     text = text.replace("\\\n", " ")
     text = _without_sums(text)
-    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
+    text = _without_commands(text)
     text = _CONDITION.sub(lambda m: m[0].translate(_COMPARING), text)
     text = _PIPE_OF_BOTH.sub("|", _REDIRECTION.sub(" ", text)).translate(_COMPARED)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_PUNCTUATION)
@@ -64,15 +65,33 @@ def tokens_of(text: str) -> list[str]:
     return found
 
 
+def _without_commands(text: str) -> str:
+    """Return a script with what $(...) holds hidden from the splitting, however many brackets are in it."""
+    found, at = [], 0
+    while (begin := text.find("$(", at)) >= 0:
+        end = _closing(text, begin + 2, 1)
+        if end is None:  # it stays open
+            break
+        found.append(text[at:begin] + "\0" + text[begin + 1 : end].replace("$", "\0").translate(_HIDDEN))
+        at = end
+    return "".join([*found, text[at:]])
+
+
+def _closing(text: str, at: int, depth: int) -> int | None:
+    """Return the place behind the bracket that closes the outermost of ``depth`` open ones; None where none does."""
+    for place in _BRACKET.finditer(text, at):
+        depth += 1 if place[0] == "(" else -1
+        if not depth:
+            return place.end()
+    return None
+
+
 def _without_sums(text: str) -> str:
     """Return a script with $((...)) written $[...], and what it holds hidden from the splitting."""
     found, at = [], 0
     while (begin := text.find("$((", at)) >= 0:
-        depth, end = 2, begin + 3
-        while end < len(text) and depth:
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            end += 1
-        if depth or text[end - 2] != ")":  # no sum: $( (...) )
+        end = _closing(text, begin + 3, 2) or 0
+        if text[end - 2 : end] != "))":  # no sum: $( (...) )
             found.append(text[at : begin + 3])
             at = begin + 3
             continue

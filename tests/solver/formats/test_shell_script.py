@@ -312,6 +312,13 @@ def test_one_launch_is_found(script: str, tmp_path: Path) -> None:
     assert (load_run_config(path).layout["world_size"], load_run_config(path).model.num_hidden_layers) == (8, 32)
 
 
+def test_a_command_in_brackets_is_one_word_however_many_are_in_it() -> None:
+    count = "$(python -c 'import torch; print(torch.cuda.device_count())')"
+    plain = count.replace("'", "")
+    assert words(f"GPUS={count}\ntorchrun --nproc_per_node $GPUS train.py\n")[-3:-1] == [plain, "train.py"]
+    assert words("N=$(( (1 + 2) * 3 ))\nrun $N $(a (b (c)))\n")[-4:-1] == ["run", "9", "$(a (b (c)))"]
+
+
 _JOB = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=8
