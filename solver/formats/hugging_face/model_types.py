@@ -32,6 +32,7 @@ from solver.formats.hugging_face.readers_gpt import (
     read_bloom,
     read_chatglm,
     read_falcon,
+    read_first_qwen,
     read_gpt2,
     read_gpt_neo,
     read_gpt_neox,
@@ -165,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
     "opt": Family(fixed={**GPT, "position": "learned"}, tied=True, keys={"ffn_dim": "intermediate_size"}, special=read_opt),
     "phi": Family(fixed={**GPT, **ALL, "norms_per_layer": 1, "head_bias": True}, special=read_phi),
     "phi3": Family(fixed={**LLAMA, **NONE}, special=read_window),
+    "qwen": Family(fixed=LLAMA, keys={"kv_channels": "head_dim"}, special=read_first_qwen),
     "qwen2": Family(
         fixed=LLAMA,
         special=read_qwen,

@@ -161,6 +161,14 @@ def read_baichuan(config: Mapping[str, Any], values: Values, read: set[str]) -> 
     read |= {"model_max_length"}
 
 
+def read_first_qwen(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read the first Qwen (modeling_qwen.py of its checkpoints), whose intermediate_size is that of both halves of its MLP."""
+    values["intermediate_size"] = size_of(config, "intermediate_size", 22016, 2) // 2
+    bias = not flag_of(config, "no_bias", True)
+    values |= {"qkv_bias": True, "output_bias": bias, "mlp_bias": bias}
+    read |= {"no_bias", "use_logn_attn", "use_dynamic_ntk", "onnx_safe", "fp16", "bf16", "fp32"}
+
+
 def read_chatglm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values["num_key_value_heads"] = (
         config["multi_query_group_num"] if flag_of(config, "multi_query_attention") else values["num_attention_heads"]

@@ -73,7 +73,7 @@ NOT_DECODERS: Mapping[str, str] = {
 UNDESCRIBED = _names(
     "bailing_moe mega code_llama cohere2_vision colqwen2 cpmant deepseek_vl deepseek_vl_hybrid dpt emu3 ernie4_5_vl_moe fuyu "
     "gemma3 git glm4v glm4v_moe got_ocr2 gpt-sw3 granite_speech granitevision internlm internvl llama4 llava llava_next "
-    "mistral3 mllama open-llama ovis2 paligemma pixtral pvt qwen qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 "
+    "mistral3 mllama open-llama ovis2 paligemma pixtral pvt qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 "
     "musicgen musicgen_melody dots3_note cohere_compass_text moss_transcribe_diarize gemma4_assistant gemma4_unified_assistant "
     "qwen4_exp qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm t5gemma transfo-xl voxtral yolos"
 )

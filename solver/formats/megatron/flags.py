@@ -85,6 +85,7 @@ NEUTRAL = _flags(
     "max-position-embeddings mock-data moe-per-layer-logging "
     "moe-router-pre-softmax moe-router-topk-scaling-factor moe-token-drop-policy mtp-loss-scaling-factor no-bias-gelu-fusion "
     "no-check-for-nan-in-loss-and-grad no-gradient-reduce-div-fusion no-position-embedding "
+    "no-query-key-layer-scaling "  # of 2021 to 2023, and what today's release does
     "overlap-p2p-communication "  # a switch of 2023 and 2024, whose work today's release does unless told not to
     "reset-attention-mask reset-position-ids "  # Transformer Engine's attention is causal whatever the mask
     "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"

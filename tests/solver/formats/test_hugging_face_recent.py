@@ -198,3 +198,16 @@ def test_refusals_say_what_a_model_is(called: str) -> None:
         model_of_config(CHECKPOINTS["helium"] | {"model_type": called}, "config.json")
     assert str(error.value) == f"config.json: model_type {called} is {NOT_DECODERS[called]}, which is not modelled"
     assert NOT_DECODERS[called].startswith("a ")
+
+
+def test_parameters_of_the_first_qwen_by_hand() -> None:
+    """Its intermediate_size counts both halves of the MLP; q, k and v have biases, other linears unless no_bias is true."""
+    h, half, tokens = 4096, 11008, 151936
+    sizes = {"hidden_size": h, "intermediate_size": 2 * half, "num_hidden_layers": 32, "num_attention_heads": 32}
+    others = {"kv_channels": 128, "vocab_size": tokens, "max_position_embeddings": 32768, "tie_word_embeddings": False}
+    config = {"model_type": "qwen", "no_bias": True, "use_logn_attn": True, "use_dynamic_ntk": True, **sizes, **others}
+    layer = 4 * h * h + 3 * h + 3 * h * half + 2 * h
+    model = model_of_config(config, "config.json", "m")
+    assert parameters(model) == 2 * tokens * h + 32 * layer + h == 7_721_324_544
+    with_biases = model_of_config(config | {"no_bias": False}, "config.json", "m")
+    assert with_biases.output_bias and with_biases.mlp_bias

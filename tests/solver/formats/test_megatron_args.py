@@ -822,6 +822,12 @@ def test_arguments_of_earlier_releases_are_todays_of_the_same_meaning(flags: dic
     assert any(line.startswith("framework: --") and "of an earlier release" in line for line in told)
 
 
+def test_switches_of_earlier_releases_that_today_s_has_anyway() -> None:
+    plain = read(pipeline_model_parallel_size=2)
+    assert read(pipeline_model_parallel_size=2, overlap_p2p_communication=True, no_query_key_layer_scaling=True) == plain
+    assert read(layernorm_epsilon=1e-6, log_batch_size_to_tensorboard=True, no_data_sharding=True) == read()
+
+
 def test_activations_overrule_a_full_granularity(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
