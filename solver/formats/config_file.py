@@ -17,6 +17,7 @@ from solver.formats.file_run import FileRun, Source
 from solver.formats.hugging_face.model import MARKS, unread_keys
 from solver.formats.internevo.config import internevo_run
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
+from solver.formats.not_read import python_not_read
 from solver.formats.script_files import read_script_file
 from solver.formats.simumax.files import is_strategy, read_strategy
 from solver.formats.simumax.model import is_model
@@ -124,11 +125,8 @@ def _json_run(source: Source) -> FileRun:
 
 
 def _internevo(source: Source) -> FileRun:
-    if re.search(r"^\s*(?:from|import)\s+megatron\.bridge\b", source.text, re.M):
-        raise InputError(
-            f"{source.path}: a recipe of Megatron-Bridge is a program, which is not run; give the run_config.yaml that it "
-            "saves, a log that prints its configuration, or an override in YAML"
-        )
+    if program := python_not_read(source.text):
+        raise InputError(f"{source.path}: {program}")
     return internevo_run(source.text, str(source.path), source.path.stem)
 
 

@@ -10,6 +10,7 @@ from solver.formats.llama_factory.config import is_llama_factory, read_llama_fac
 from solver.formats.megatron.run import is_megatron_test, read_megatron_test
 from solver.formats.nanotron.config import is_nanotron, read_nanotron
 from solver.formats.nemo.config import is_nemo, read_nemo
+from solver.formats.not_read import yaml_not_read
 from solver.formats.primus.config import is_primus, read_primus
 from solver.formats.syntax.yaml_text import read_yaml
 
@@ -30,6 +31,8 @@ def read_yaml_file(source: Source) -> FileRun:
     for is_it, read in _KINDS:
         if is_it(sections):
             return read(sections, source)
+    if known := yaml_not_read(sections):
+        raise InputError(f"{source.path}: {known}")
     raise InputError(
         f"{source.path}: a YAML configuration is nanotron's (sections parallelism and tokens), Megatron-Bridge's (model and "
         "train), NeMo 1's (trainer and model), Primus's (modules), accelerate's (distributed_type), LLaMA-Factory's "

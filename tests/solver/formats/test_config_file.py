@@ -700,3 +700,37 @@ def test_a_few_more_gpus_do_not_tear_the_racks_apart() -> None:
         layout = problem.layout(dp=world, ep=4, num_micro_batches=8, zero_shard_size=world)
         steps.append(float(estimate(problem, [layout]).times.seconds[0]))
     assert max(steps) < 1.01 * min(steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        (
+            "a.yaml",
+            "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 2\n",
+            "a file of axolotl, which is not read",
+        ),
+        ("a.yml", '{"pipe-parallel-size": 4, "num-layers": 44,}', "a file of GPT-NeoX, which is not read; state its model"),
+        (
+            "a.yaml",
+            "step_scheduler: {global_batch_size: 64}\n",
+            "(configs/README.md) of framework nemo-automodel",
+        ),
+        ("a.yaml", "max_seq_len: 2048\ndevice_train_microbatch_size: 8\n", "a file of llm-foundry"),
+        (
+            "a.py",
+            "import nemo_run as run\nfrom nemo.collections import llm\n",
+            "a recipe of NeMo 2 is a program",
+        ),
+        (
+            "a.py",
+            "from torchtitan.trainer import Trainer\n",
+            "a configuration of torchtitan in Python is a program",
+        ),
+    ],
+)
+def test_files_of_frameworks_that_are_not_read_are_named(name: str, text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_run_config(tmp_path / name)
+    assert sentence in str(refused.value)
