@@ -133,3 +133,26 @@ def test_the_gpus_that_slurm_is_asked_for_are_said(tmp_path: Path) -> None:
     for request, said in (("--gres=gpu:a100:4", True), ("--gpus-per-node=h200:8", True), ("--gres=gpu:8", False)):
         config = megatron(tmp_path, before=f"#SBATCH {request}")
         assert any("GPUs of type" in note for note in config.notes) == said, request
+
+
+@pytest.mark.parametrize(
+    ("launch", "sentence"),
+    [
+        (
+            'CONFIG=${CONFIG:-"a.toml"}\ntorchrun --nproc_per_node=8 -m torchtitan.train --job.config_file ${CONFIG} $@',
+            "it starts torchtitan with a.toml: give that file to --config, with --world_size",
+        ),
+        ("srun torchrun --nproc_per_node 8 run_train.py --config-file tiny.yaml", "it starts nanotron with tiny.yaml"),
+        (
+            "srun -n 64 python train.py --config configs/7B_sft.py --launcher slurm",
+            "InternEvo with configs/7B_sft.py",
+        ),
+        ("torchrun --nproc_per_node 8 train.py --lr 1", "it launches none of the programs that are read"),
+    ],
+)
+def test_scripts_of_which_only_the_settings_are_read_name_them(launch: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{launch}\n")
+    with pytest.raises(InputError) as refused:
+        load_run_config(path)
+    assert sentence in str(refused.value)
