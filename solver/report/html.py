@@ -59,8 +59,9 @@ def write_report(
 ) -> None:
     """Write the report of a decision.
 
-    profile_text, notes: what the profile is, and what a reader must know. command: the one that wrote it. result: the search, where there was one. launched: what to launch, where it found the layout: that one or a safer one.
-    remarks: of the search, on what would be better.
+    profile_text, notes: what the profile is, and what a reader must know. command: the one that wrote it. result: the search,
+    where there was one. launched: what to launch, where it found the layout: that one or a safer one. remarks: of the search,
+    on what would be better.
     """
     rivals, why = decision.rivals, decision.why[0]
     model = rivals.problem.model
