@@ -355,7 +355,7 @@ def test_23_estimating_needs_neither_torch_nor_any_fitting_library() -> None:
     modules = run.stdout.split()
     assert not {"torch", "sklearn", "scipy", "pandas", "matplotlib", "rich"} & {name.split(".")[0] for name in modules}
     # modules, not seconds: 400 load in 0.2 s on an idle core, and a busy one must not fail the test
-    assert len(modules) < 560
+    assert len(modules) < 600
 
 
 def test_24_the_report_is_short(h100_model: CostModel) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from predictor.accuracy import pictures_attention, pictures_comm, pictures_kernels, pictures_memory
 from predictor.accuracy.crossval import formats
-from predictor.accuracy.pictures_axes import flops_axis, new_figure, rate_unit, said_of
+from predictor.accuracy.pictures_axes import flops_axis, new_figure, rate_unit, subtitle_of
 from predictor.accuracy.pictures_scatter import band_over, draw_all_rows
 from predictor.accuracy.score import Score
 from predictor.estimate import Estimate
@@ -188,4 +188,4 @@ def test_units_and_captions() -> None:
     assert rate_unit(9.9e14) == ("TFLOP/s", 1e12) and rate_unit(1e11) == ("GFLOP/s", 1e9)
     errors = SimpleNamespace(mape=0.018, naive_mape=0.057)
     scores: Any = [SimpleNamespace(regime=r, split=s, **vars(errors)) for r, s in (("a", "x"), ("a", "y"), ("b", "x"))]
-    assert said_of(scores, "FLOPs", "but").endswith("only): a: x 1.8% (5.7%), y 1.8% (5.7%)\nb: x 1.8% (5.7%)\nbut")
+    assert subtitle_of(scores, "FLOPs", "but").endswith("only): a: x 1.8% (5.7%), y 1.8% (5.7%)\nb: x 1.8% (5.7%)\nbut")

@@ -15,7 +15,15 @@ from solver.formats.export import exported, write_export
 from solver.formats.syntax.literal_python import read_assignments
 from solver.spec.strategy import Strategy
 
-RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero_shard_size=16, cross_entropy_fusion=True, framework="internevo-2024")
+RUN = Strategy(
+    world_size=16,
+    seq_len=4096,
+    dp=16,
+    zero_shard_size=16,
+    cross_entropy_fusion=True,
+    framework="internevo-2024",
+    expandable_segments=True,  # which its train.py turns on
+)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "mistral_nemo_12b"])
