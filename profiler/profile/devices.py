@@ -150,20 +150,13 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         link_peers=_whole("link_peers", values["link_peers"]) if "link_peers" in values else 0,
     )
     _check(device)
-    half, watts, (least, most) = device.half_peak / 1e12, figures["power_watts"], _PER_JOULE
-    if not least <= half / watts <= most:
-        raise InputError(
-            f"peak_tflops of {half:g} in 16 bits at power_watts {watts:g} are {half / watts:.3g} TFLOP a joule, where chips do "
-            f"{least:g} to {most:g}: one of the two is wrong"
-        )
+    _check_power(device, figures["power_watts"])
     names = ("derived_from", "links_from", "kernel_scale_of")
     derived_from, links_from, scale_of = (_word(key, values[key]) if key in values else "" for key in names)
     scale = _scale(values.get("kernel_scale", {}))
     if scale_of and not scale:
         raise InputError("kernel_scale_of changes nothing without kernel_scale; state both or none")
-    aliases = values.get("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
-        raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
+    aliases = _aliases(values.get("aliases", []))
     return Datasheet(
         device,
         words["architecture"].strip().lower(),
@@ -173,8 +166,25 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         _sources(values),
         scale,
         scale_of,
-        tuple(aliases),
+        aliases,
     )
+
+
+def _check_power(device: Device, watts: float) -> None:
+    """Refuse a power limit with which the peak is no chip's."""
+    half, (least, most) = device.half_peak / 1e12, _PER_JOULE
+    if not least <= half / watts <= most:
+        raise InputError(
+            f"peak_tflops of {half:g} in 16 bits at power_watts {watts:g} are {half / watts:.3g} TFLOP a joule, where chips do "
+            f"{least:g} to {most:g}: one of the two is wrong"
+        )
+
+
+def _aliases(stated: Any) -> tuple[str, ...]:
+    """Return the other names of a device."""
+    if not isinstance(stated, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in stated):
+        raise InputError(f"aliases is {shown(stated)}; it must be a list of names")
+    return tuple(stated)
 
 
 def _peaks(stated: Any) -> dict[str, float]:

@@ -28,11 +28,13 @@ from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 
 class _StageBytes(NamedTuple):
-    """Bytes of one stage. absent, late: of the gradients what is not there while the loss is computed, and while the backward
-    pass of its first layer begins, [4 ZeRO stages, splits]; freed: the share of the activations that is not there any more
-    then, [splits]. casts: arrays over layouts.
-    Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what lives while the loss, or a
-    layer's backward pass, runs."""
+    """Bytes of one stage.
+
+    absent, late: gradients that do not exist yet while the loss is computed, and when the backward pass of the stage's first
+    layer begins, [4 ZeRO stages, splits]. freed: share of the activations that is freed by the latter, [splits]. casts: arrays
+    over layouts. Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what is alive while
+    the loss, or a layer's backward pass, runs.
+    """
 
     state: StateBytes
     absent: np.ndarray
@@ -102,15 +104,15 @@ class StageMemory:
         at_loss, _, _, below = self._moments(held)
         state = held.state
         of_moments = state.weights, state.gradients, state.optimizer, state.update
-        weights, gradients, optimizer, update = map(self._of_zero, of_moments)
+        weights, gradients, optimizer, update = map(self._by_layout, of_moments)
         activations = held.activations[pipeline] + held.casts.saved
         moment = np.where(at_loss, 0, below.argmin(axis=0))
-        absent = np.select([moment == 0, moment == 1], [self._of_zero(held.absent), self._of_zero(held.late)], 0.0)
+        absent = np.select([moment == 0, moment == 1], [self._by_layout(held.absent), self._by_layout(held.late)], 0.0)
         freed = np.select([moment == 0, moment == 1], [0.0, held.freed[row] * activations], activations)
         working = np.where(at_loss | (moment == 2), 0.0, held.backward[pipeline] + held.casts.at_a_time)
-        there = np.where(at_loss, held.loss[pipeline] + held.casts.at_loss, 0.0), working
+        at_loss_only = np.where(at_loss, held.loss[pipeline] + held.casts.at_loss, 0.0)
         buffers = np.where(at_loss, *self._buffers)
-        passing = np.array([activations - freed, there[1], held.kept[pipeline] + there[0], buffers])
+        passing = np.array([activations - freed, working, held.kept[pipeline] + at_loss_only, buffers])
         return np.stack([weights, gradients - absent, optimizer, self._workspaces[row], *passing]), absent, update
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
@@ -118,11 +120,11 @@ class StageMemory:
         held = self._stage_bytes(stage)
         at_loss, loss, backward, below = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + held.casts.saved + np.where(at_loss, loss, backward)
-        state = self._of_zero(held.state.held + self._workspaces)
+        state = self._by_layout(held.state.held + self._workspaces)
         absent = np.where(at_loss, below[0], below.min(axis=0)) if held.absent.any() else 0.0
         if not held.state.update.any():
             return state - absent + dynamic, dynamic
-        update = self._of_zero(held.state.update)
+        update = self._by_layout(held.state.update)
         return state + np.maximum(dynamic - absent, update), np.where(update > dynamic - absent, update, dynamic)
 
     def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -142,11 +144,11 @@ class StageMemory:
         The more it has of the gradients, the fewer activations are left.
         """
         activations = held.activations[self._pipeline] + held.casts.saved
-        first = held.freed[self._layouts.row] * activations + self._of_zero(held.late)
+        first = held.freed[self._layouts.row] * activations + self._by_layout(held.late)
         at_end = activations + held.backward[self._pipeline] + held.casts.at_a_time
-        return np.array([self._of_zero(held.absent), first, at_end])
+        return np.array([self._by_layout(held.absent), first, at_end])
 
-    def _of_zero(self, table: np.ndarray) -> np.ndarray:
+    def _by_layout(self, table: np.ndarray) -> np.ndarray:
         """Return the entries of ``table``, [4 ZeRO stages, splits], that belong to the layouts: [layouts]."""
         return table.ravel().take(self._cell)
 

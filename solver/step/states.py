@@ -13,7 +13,7 @@ from solver.step.gradient_buffers import bucket_bytes, dummy_gradients, largest_
 from solver.step.layer_table import PricedSplits
 from solver.step.layouts import Splits
 from solver.step.muon import momentum_saved, more_than_even
-from solver.step.offload import gradients_here, states_on_host
+from solver.step.offload import gradient_share_on_device, host_state_bytes
 from solver.step.parameter_groups import (
     elements_of,
     partitions,
@@ -127,13 +127,15 @@ def trained_bytes(
     sizes, memory = problem.element_bytes, problem.framework.memory
     weights = sizes.weight * (elements if zero < 3 else owned * memory.keeps_shards)
     whole = elements if zero < 2 else np.where(keeps, elements, owned)
-    here = gradients_here(problem) if zero > 1 else 1.0
+    here = gradient_share_on_device(problem) if zero > 1 else 1.0
     reduced = np.where(keeps, 0, memory.held_gradient_bytes)
     gradients = elements * several * synchronisation_bytes(problem, zero)
     kept = np.where(keeps, sizes.activation, sizes.gradient) if problem.runs_no_sync else sizes.gradient
-    gradients = gradients + (np.where(reduced, reduced, kept) + kept_halves(problem)) * whole * here
+    gradients = gradients + (np.where(reduced, reduced, kept) + kept_half_gradient_bytes(problem)) * whole * here
     partition = memory.partition_bytes if zero in (1, 2) else 0.0
-    state = (sizes.sharded if zero == 3 else sizes.states) + partition - states_on_host(problem) - momentum_saved(problem, name)
+    state = (
+        (sizes.sharded if zero == 3 else sizes.states) + partition - host_state_bytes(problem) - momentum_saved(problem, name)
+    )
     on_device = (1 - problem.run.optimizer_offload_fraction) * owned
     if memory.keeps_wide_gradients and problem.run.optimizer_offload_fraction and sizes.gradient == HALF:
         gradients = gradients + FP32 * on_device
@@ -159,7 +161,7 @@ def _gradient_copies(zero: int, elements: np.ndarray, updated: np.ndarray, at_on
     return np.maximum(copies - HALF * elements, 0.0) if zero == 1 else copies
 
 
-def kept_halves(problem: Problem) -> float:
+def kept_half_gradient_bytes(problem: Problem) -> float:
     """Return the bytes of a 16-bit gradient that stays beside an fp32 one."""
     return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
 

@@ -13,7 +13,7 @@ from solver.spec.framework import ASSUMED_LAUNCH
 from solver.step.data_parallel_ops import buffers_shard
 from solver.step.layouts import Layouts
 from solver.step.message_counts import tensors_of_stage
-from solver.step.offload import late_gradients, ranks_in_turn
+from solver.step.offload import exposed_gradient_offload, serialised_ranks
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.stage_seconds import SlowestStage
@@ -65,8 +65,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     gather = exposed_gathers(problem, terms, layouts, forward)
     if problem.run.offload_gradients:
         number, overlaps = terms.splits.num_micro_batches[row], problem.overlaps_sharded_reduction
-        turns = ranks_in_turn(problem, terms.splits, terms.once.parameters)[row]
-        sync = sync + late_gradients(terms.once.to_host[row], backward, number, layouts.zero, turns, overlaps)
+        turns = serialised_ranks(problem, terms.splits, terms.once.parameters)[row]
+        sync = sync + exposed_gradient_offload(terms.once.to_host[row], backward, number, layouts.zero, turns, overlaps)
     optimizer = (
         np.where(layouts.zero == 0, terms.once.optimizer_whole[row], terms.once.optimizer_shard[row]) + terms.once.other[row]
     )

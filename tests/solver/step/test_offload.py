@@ -23,7 +23,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.step.layouts import Layouts
 from solver.step.memory import MEMORY_PARTS
-from solver.step.offload import ranks_in_turn
+from solver.step.offload import serialised_ranks
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 from solver.step.time import TIME_PARTS
@@ -241,9 +241,9 @@ def test_as_many_ranks_copy_in_turn_as_a_bucket_has_owners(h100_model: CostModel
     """8 ranks, buckets of 500 million: of 4 billion parameters each rank has one; of fewer several share one."""
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="deepspeed")
     splits = Layouts.of([problem.layout(num_micro_batches=1)] * 4).splits.take(np.zeros(4, dtype=int))
-    assert ranks_in_turn(problem, splits, np.array([4e8, 1e9, 4e9, 8e9])).tolist() == [1, 2, 8, 8]
+    assert serialised_ranks(problem, splits, np.array([4e8, 1e9, 4e9, 8e9])).tolist() == [1, 2, 8, 8]
     hidden = make_problem(MODEL, 8, h100_model, 8192, framework="transformers-deepspeed")  # buckets of 4096 squared
-    assert ranks_in_turn(hidden, splits, np.array([4e8] * 4)).tolist() == [8] * 4
+    assert serialised_ranks(hidden, splits, np.array([4e8] * 4)).tolist() == [8] * 4
 
 
 def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:

@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from solver.spec.feasibility import check_rules
 from solver.step.data_parallel_ops import buffer_op
 from solver.step.memory import MEMORY_PARTS
-from solver.step.offload import late_gradients
+from solver.step.offload import exposed_gradient_offload
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import (
@@ -374,10 +374,10 @@ def test_deepspeed_reduces_buckets_whole_in_every_micro_batch() -> None:
 
 def test_gradients_go_to_the_host_beside_the_backward_pass_only_where_asked() -> None:
     given, turns = (np.array([3.0]), np.array([4.0]), np.array([3])), np.array([5.0])
-    beside, after = (late_gradients(*given, np.array([3]), turns, overlaps)[0] for overlaps in (True, False))
+    beside, after = (exposed_gradient_offload(*given, np.array([3]), turns, overlaps)[0] for overlaps in (True, False))
     assert (beside, after) == ((6 - 4) + (6 - 4) + (12 - 4), 6 + 6 + 12)
     for overlaps in (True, False):  # under ZeRO-2 the host waits for each copy, and five ranks copy in turn
-        assert late_gradients(*given, np.array([2]), turns, overlaps)[0] == 5 * (3 + 6 + 12)
+        assert exposed_gradient_offload(*given, np.array([2]), turns, overlaps)[0] == 5 * (3 + 6 + 12)
 
 
 def test_passes_over_a_buffer_of_gradients_are_of_what_a_rank_keeps() -> None:
