@@ -33,7 +33,7 @@ def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
     stages = stage_sizes(problem, s)
     counts = int(stages.first[0]), int(stages.middle[0]), int(stages.last[0])
     layers, last = problem.model.num_hidden_layers, stages.fuller_last
-    return problem.chunks or chunk_sizes(layers, pp, vpp, counts, embedding, loss, bool(v_shaped), last)
+    return problem.chunks or chunk_sizes(layers, pp, vpp, counts, embedding, loss, v_shaped=bool(v_shaped), fuller_last=last)
 
 
 def slowest_stage(solutions: Solutions, index: int) -> int:

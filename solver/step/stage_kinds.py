@@ -107,12 +107,12 @@ def stage_kinds(
     pp, vpp, embedding, loss, v_shaped = columns
     assigned = _Division(pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, v_shaped)
     first, division = distinct(assigned)
-    order, of_all = tuple(of_layer.tolist()), (stages.fuller_last, every, stated, first_covers)
-    found = [_composition(order, kinds, _Division(*(int(column[i]) for column in assigned)), *of_all) for i in first]
-    most = max(len(one.index) for one in found)
-    index = np.array([one.padded(one.index, most) for one in found]).T
-    table = np.array([[*one.padded(one.first_layers, most), one.first_of_all] for one in found])
-    later = np.array([one.padded(one.later_layers, most) for one in found])
+    order, choice = tuple(of_layer.tolist()), _Choice(stages.fuller_last, every, stated, first_covers)
+    parts = [_composition(order, kinds, _Division(*(int(column[i]) for column in assigned)), choice) for i in first]
+    most = max(len(part.index) for part in parts)
+    index = np.array([part.padded(part.index, most) for part in parts]).T
+    table = np.array([[*part.padded(part.first_layers, most), part.first_of_all] for part in parts])
+    later = np.array([part.padded(part.later_layers, most) for part in parts])
     return StageKinds(
         counts=table[:, :-1, :, -1].transpose(1, 2, 0)[:, :, division],
         index=index[:, division],
@@ -155,18 +155,22 @@ class _Division(NamedTuple):
     v_shaped: Any
 
 
+class _Choice(NamedTuple):
+    """What all splits have in common: the order of middle stages, and which stages are looked at; as of stage_kinds."""
+
+    fuller_last: bool
+    every: bool
+    stated: tuple[int, ...]
+    first_covers: bool
+
+
 @lru_cache(maxsize=8192)
-def _composition(
-    order: tuple[int, ...],
-    kinds: int,
-    of: _Division,
-    fuller_last: bool,
-    every: bool,
-    stated: tuple[int, ...],
-    first_covers: bool,
-) -> _Composition:
+def _composition(order: tuple[int, ...], kinds: int, of: _Division, choice: _Choice) -> _Composition:
+    """Return the stages of one division; order: kind of each of the model's layers."""
     pp, v_shaped, ends = of.pp, bool(of.v_shaped), (of.first, of.most, of.last)
-    sizes = stated or chunk_sizes(len(order), pp, of.vpp, ends, of.embedding, of.loss, v_shaped, fuller_last)
+    sizes = choice.stated or chunk_sizes(
+        len(order), pp, of.vpp, ends, of.embedding, of.loss, v_shaped=v_shaped, fuller_last=choice.fuller_last
+    )
     held = layers_of_chunks(sizes, pp, v_shaped)
     kind_of = np.array(order)
     tables = []
@@ -178,10 +182,12 @@ def _composition(
     middle: list[int] = []
     for i in range(1, pp - 1):
         exceeded = any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle)
-        covered = first_covers and (tables[0] >= tables[i]).all()  # the first also holds the embedding, and more in flight
+        covered = (
+            choice.first_covers and (tables[0] >= tables[i]).all()
+        )  # the first also holds the embedding, and more in flight
         if not exceeded and not covered:
             middle.append(i)
-    chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
+    chosen = list(range(pp)) if choice.every else [0, *([pp - 1] if pp > 1 else []), *middle]
     every_first = np.sum(tables, axis=0)
     later = every_first - np.cumsum(tables, axis=0)
     return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), tuple(later[i] for i in chosen), every_first)
@@ -202,6 +208,7 @@ def chunk_sizes(
     counts: tuple[int, int, int],
     embedding: int = 0,
     loss: int = 0,
+    *,
     v_shaped: bool = False,
     fuller_last: bool = False,
 ) -> tuple[int, ...]:

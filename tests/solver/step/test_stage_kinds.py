@@ -16,7 +16,7 @@ def layers_by_stage(
     layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, v_shaped: bool = False
 ) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, of given sizes of stages."""
-    return layers_of_chunks(chunk_sizes(layers, pp, vpp, counts, embedding, loss, v_shaped), pp, v_shaped)
+    return layers_of_chunks(chunk_sizes(layers, pp, vpp, counts, embedding, loss, v_shaped=v_shaped), pp, v_shaped)
 
 
 def kinds_of(order: list[int], pp: int, vpp: int = 1, ends: tuple[int, int] = (0, 0), every: bool = False) -> StageKinds:
