@@ -30,7 +30,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
             ATTENTION,
             shapes.linear_tokens * _columns(shapes),
             model.qkv_bias,
-            shapes.framework.kernels.bias_apart,
+            apart=shapes.framework.kernels.bias_apart,
         ),
         *_split_copies(shapes),
         *_qk_norm(shapes),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.ops import WHOLE_LAYER
 from solver.layers.program import BEFORE_ANOTHER, FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op, message
 from solver.layers.shapes import Shapes
-from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
 
 #: Kinds of memory-bound kernels.
@@ -20,7 +20,7 @@ CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"
 SCALE_KERNELS = 3.0
 
 
-def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array, normed: bool) -> list[Op]:
+def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array, *, normed: bool) -> list[Op]:
     """Return the kernels that quantise the input of a linear: ``tokens`` rows of ``width`` values.
 
     split: whether each tensor rank quantises its share, and the quantised shares are all-gathered. normed: a norm comes
@@ -29,8 +29,8 @@ def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Ar
     recipe = shapes.recipe
     if recipe is None:
         return []
-    done = normed and recipe.in_norm and shapes.framework.kernels.norm_quantises
-    return _casts(shapes, f"{name}.input", module, FORWARD, tokens, width, split, done)
+    in_norm = normed and recipe.in_norm and shapes.framework.kernels.norm_quantises
+    return _casts(shapes, f"{name}.input", module, FORWARD, tokens, width, split, in_norm=in_norm)
 
 
 def kept_input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array) -> list[Op]:
@@ -51,7 +51,7 @@ def kept_input_casts(shapes: Shapes, name: str, module: str, tokens: Array, widt
 
 def gradient_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array = False) -> list[Op]:
     """Return the kernels that quantise the gradient of a linear's output; arguments as of ``input_casts``."""
-    return [] if shapes.recipe is None else _casts(shapes, f"{name}.output", module, INPUT_GRAD, tokens, width, split, False)
+    return [] if shapes.recipe is None else _casts(shapes, f"{name}.output", module, INPUT_GRAD, tokens, width, split)
 
 
 def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> list[Op]:
@@ -61,7 +61,7 @@ def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> lis
     if shapes.run.fp8_param_gather:  # gathered as it is multiplied; but for the order that the backward pass reads
         dims = {"bytes": 2.0 * elements * shapes.recipe.element}
         return [Op(f"{name}.weight_transpose", module, MEMORY_BOUND, INPUT_GRAD, dims, variant=TRANSPOSE)]
-    return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False, rotates=False)
+    return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, rotates=False)
 
 
 def _largest_of_all(shapes: Shapes, cast: Op, split: Array) -> list[Op]:
@@ -94,40 +94,42 @@ def _casts(
     tokens: Array,
     width: Array,
     split: Array,
-    done: bool,
+    *,
+    in_norm: bool = False,
     rotates: bool = True,
 ) -> list[Op]:
-    """A cast, and what the copy in the other order needs: a second set of values from the same kernel where scales lie along an
-    axis; else a transpose, written by the cast itself or, of gathered values, by a kernel of its own.
+    """Return a cast of ``tokens`` rows of ``width`` values, and the transposed copy that another pass reads.
 
-    rotates: whether a recipe that rotates values does so here; weights it leaves as they are.
+    Where scales lie along an axis, the same kernel writes a second set of values; else the copy is a transpose, written by the
+    cast itself or, of gathered values and those that a norm quantised (in_norm), by a separate kernel. rotates: whether a
+    recipe that rotates values does so here; it leaves weights as they are.
     """
     recipe = shapes.recipe
     assert recipe is not None
     whole = 1.0 * tokens * width
     split = np.asarray(split) & shapes.gathers_quantised  # else the values are all-gathered first, and each rank casts all
-    mine = np.where(split, whole / shapes.keys.tp, whole)
+    cast_here = np.where(split, whole / shapes.keys.tp, whole)
     copies = 1 + recipe.by_axis
-    again = (Recompute.FULL,) if phase == FORWARD else ()
+    again = WHOLE_LAYER if phase == FORWARD else ()
     cast = Op(
         f"{name}_cast",
         module,
         MEMORY_BOUND,
         phase,
-        {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
+        {"bytes": cast_here * (HALF * recipe.reads + recipe.element * copies)},
         variant=ROTATED_CAST if recipe.rotates and rotates else CAST,
         recomputed_by=again,
     )
-    apart = np.where(split | done, 1.0, 0.0)
-    turned = Op(
+    separate = np.where(split | in_norm, 1.0, 0.0)
+    transpose = Op(
         f"{name}_transpose",
         module,
         MEMORY_BOUND,
         INPUT_GRAD,
-        {"bytes": whole * recipe.element * (1.0 + apart)},
+        {"bytes": whole * recipe.element * (1.0 + separate)},
         variant=TRANSPOSE,
-        launches=apart,
+        launches=separate,
     )
     scale = replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)
     scaled = [cast] if recipe.reads == 1 else [cast, scale, *_largest_of_all(shapes, cast, split)]
-    return [*([] if done else scaled), *([] if recipe.by_axis else [turned])]
+    return [*([] if in_norm else scaled), *([] if recipe.by_axis else [transpose])]

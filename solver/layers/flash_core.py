@@ -38,7 +38,7 @@ def flash_core_ops(shapes: Shapes) -> list[Op]:
             *kv_gather(shapes),
             *kv_regather(shapes),
             *_whole_sequence(shapes, single, run.seq_len),
-            *_flash(shapes, "attention.shared", several, local, _seen(shapes), False, held=run.seq_len),
+            *_flash(shapes, "attention.shared", several, local, _seen(shapes), causal=False, held=run.seq_len),
         ]
     ring = cp // shapes.heads_shared
     length = shapes.kind.chunk or run.seq_len  # a packed document is cut over the ranks as a sequence is
@@ -50,9 +50,9 @@ def flash_core_ops(shapes: Shapes) -> list[Op]:
         *(
             _whole_sequence(shapes, ones, local)
             if window
-            else _flash(shapes, "attention", ones * share, local, local, True, blocks)
+            else _flash(shapes, "attention", ones * share, local, local, causal=True, blocks=blocks)
         ),
-        *_flash(shapes, "attention.step", steps * share, local, np.maximum(local // 2, 1), False, blocks),
+        *_flash(shapes, "attention.step", steps * share, local, np.maximum(local // 2, 1), causal=False, blocks=blocks),
         *ring_ops(shapes, steps),
     ]
 
@@ -74,10 +74,10 @@ def _whole_sequence(shapes: Shapes, count: Array, seq: Array) -> list[Op]:
     kind = shapes.kind
     if kind.chunk:
         blocks, share = _blocks(shapes, kind.chunk)
-        return _flash(shapes, "attention", count * share, kind.chunk, kind.chunk, True, blocks)
+        return _flash(shapes, "attention", count * share, kind.chunk, kind.chunk, causal=True, blocks=blocks)
     if kind.window:
-        return _flash(shapes, "attention", count, seq, _seen(shapes), False, window=True, held=seq)
-    return _flash(shapes, "attention", count, seq, seq, True)
+        return _flash(shapes, "attention", count, seq, _seen(shapes), causal=False, window=True, held=seq)
+    return _flash(shapes, "attention", count, seq, seq, causal=True)
 
 
 def _flash(
@@ -86,6 +86,7 @@ def _flash(
     count: Array,
     seq_q: Array,
     seq_kv: Array,
+    *,
     causal: bool,
     blocks: Array = 1,
     window: bool = False,

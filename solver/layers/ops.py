@@ -33,7 +33,7 @@ _LAYOUTS = {FORWARD: GemmLayout.TN, INPUT_GRAD: GemmLayout.NN, WEIGHT_GRAD: Gemm
 
 
 def linear(
-    shapes: Shapes, name: str, module: str, n: Array, k: Array, tokens: Array | None = None, quantised: bool = True
+    shapes: Shapes, name: str, module: str, n: Array, k: Array, tokens: Array | None = None, *, quantised: bool = True
 ) -> list[Op]:
     """Return Y = X W^T and its two gradients: GEMMs m x n x k, m x k x n and n x k x m over the tokens m of one rank.
 
@@ -149,7 +149,7 @@ def memory_bound(
     ]
 
 
-def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: bool, apart: bool = False) -> list[Op]:
+def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: bool, *, apart: bool = False) -> list[Op]:
     """Return the kernels of a linear's bias for ``elements`` outputs of one rank.
 
     Forward, where apart: each output is read and written once more. Backward: the gradient of the bias, a sum over the tokens

@@ -69,7 +69,7 @@ def _column_group(
         return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed, size)
 
     return [
-        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed),
+        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed=normed),
         collective("all_gather", "all_gather", FORWARD, split, gemms_of("forward", overlap)),
         *_pipelined(
             shapes,
