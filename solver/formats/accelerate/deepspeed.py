@@ -1,7 +1,7 @@
 """accelerate's YAML for DeepSpeed: settings in the file itself, or in the JSON that it names.
 
-Sources: huggingface/accelerate src/accelerate/utils/dataclasses.py (DeepSpeedPlugin), commands/launch.py, and the files that
-TRL ships, as read. Buckets and thresholds that neither states are DeepSpeed's own.
+Source: the files that TRL 1.16 ships, as read; what accelerate makes of them as it is known, not read. Buckets and thresholds
+that neither states are DeepSpeed's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a script gives ``accelerate launch`` beside the settings that it names.
 
-Source: huggingface/accelerate src/accelerate/commands/launch.py, as read: the command line comes before the file.
+That the command line comes before the file is how accelerate is known to do it; its launch.py was not read for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Arguments that earlier releases of Megatron-LM had, as those of today that mean the same.
 
-Source: NVIDIA/Megatron-LM megatron/arguments.py of 2020 to 2023, and what was made of it in its forks, as read.
+Source: definitions of these arguments in NVIDIA/Megatron-LM megatron/arguments.py of 2020 to 2023 and in its forks, read in
+excerpts; that of --activations-checkpoint-method as it is known.
 """
 
 from __future__ import annotations

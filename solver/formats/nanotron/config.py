@@ -176,7 +176,7 @@ def _model(model: SectionReader, tp: int, name: str) -> ModelSpec:
 
 
 def _no_rope(config: SectionReader) -> tuple[int, ...]:
-    """Return which layers have rotary embedding: all but every no_rope_layer-th (models/qwen.py)."""
+    """Return which layers have rotary embedding: all but every no_rope_layer-th."""
     if config.get("no_rope_layer") is None:
         return ()
     every = config.whole("no_rope_layer")

@@ -87,7 +87,7 @@ def _model(model: SectionReader) -> dict[str, Any]:
     if flags["recompute-granularity"] is None:
         flags = {flag: value for flag, value in flags.items() if not flag.startswith("recompute")}
     elif flags["recompute-granularity"] == "selective" and not model.flag("mcore_gpt", False):
-        # NeMo's own layers ask for neither (modules/common/megatron/transformer.py), Megatron-Core's refuse them
+        # its launcher's GPT-3 states both; Megatron-Core refuses that, NeMo's own layers are taken not to look at them
         flags |= {"recompute-method": None, "recompute-num-layers": None}
     if not model.flag("cpu_offloading", False):
         flags.pop("cpu-offloading-num-layers")

@@ -1,6 +1,6 @@
 """Values of NeMo's files that OmegaConf makes of others: ${.key}, ${model.key} and ${multiply:a,b}.
 
-Source: NVIDIA/NeMo nemo/utils/config_utils.py and examples/nlp/language_modeling, where multiply is registered, as read.
+Source: NVIDIA/NeMo-Framework-Launcher launcher_scripts/conf/training/gpt3/175b.yaml (commit 056a90e), as read.
 """
 
 from __future__ import annotations
