@@ -92,6 +92,8 @@ class MemoryUse:
     root_stays: tuple[str, ...] = ()
     communication_unit: float = 0.0  #: parameters that Megatron-FSDP gathers and reduces at least at a time
     drops_logits: bool = False  #: unfused loss: nothing but autograd holds the logits, which are gone before its backward pass
+    #: The trainer holds a micro batch's logits until the next one has its own, and the loss writes their gradient beside them.
+    keeps_logits: bool = False
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
     frees_half_gradients: bool = False  #: so it does with 16-bit ones of ZeRO-1 and 2 (DeepSpeed)

@@ -110,6 +110,8 @@ class DataParallel:
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
     #: Further traffic per parameter of a step on parameters that are not sharded (ZeRO-0), where gradients have 16 bits.
     whole_step_bytes: float = 0.0
+    shard_step_bytes: float = 0.0  #: the same of what a rank updates under ZeRO-1 to 3
+    overflow_bytes: float = 0.0  #: and of looking for overflows there, in fp16 runs
     optimizer_launches: float = 0.0  #: kernels that the host launches for each tensor in a step; 0: for all at once
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, the search for NaN.

@@ -25,6 +25,8 @@ def update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> lis
     sync, here = problem.framework.data_parallel, 1.0 - problem.run.optimizer_offload_fraction
     moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
     moved += sync.whole_step_bytes * (kind == "whole" and problem.element_bytes.gradient == HALF)
+    if kind == "shard" and problem.element_bytes.gradient == HALF:
+        moved += sync.shard_step_bytes + sync.overflow_bytes * (problem.run.precision == "fp16")
     passes = {"bytes": owned * problem.element_bytes.gradient * sync.gradient_passes}
     return [
         *optimizer_ops(problem, f"optimizer.{kind}", owned),

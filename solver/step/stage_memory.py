@@ -209,6 +209,8 @@ class StageMemory:
         deferred = self._deferred_operands[self._key] * m * deferred_share(problem.run, m)
         kept += has_head * (self._head_operands[self._key] * waiting + deferred)[row]
         loss = has_head * (logits + transient)
+        if problem.framework.memory.keeps_logits:
+            return kept + table.output[0, of_row] * has_head, loss
         if problem.framework.pipeline.keeps_messages:
             output, beside_loss = table.output[:, of_row] * has_head * (splits.pp > 1)[row]
             return kept + output, loss + beside_loss - output

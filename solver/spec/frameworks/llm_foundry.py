@@ -40,7 +40,12 @@ LLM_FOUNDRY_2023 = Framework(
         shard_cast_bytes=6.0,  # mixed_precision PURE: _flat_param.py, _use_low_precision_shard
         optimizer_bytes_per_parameter=80.0,  # composer's DecoupledAdamW: a kernel for each operation on fp32 shards
     ),
-    memory=MemoryUse(frees_gradients=True, held_gradient_bytes=4, root_stays=("embedding", "head")),
+    memory=MemoryUse(
+        frees_gradients=True,
+        held_gradient_bytes=4,
+        root_stays=("embedding", "head"),
+        keeps_logits=True,  # trainer.py: state.outputs, which _eval_train_metrics reads after backward; modeling_mpt.py
+    ),
 )
 
 # scripts/train/benchmarking/sweep.sh of pull request 543 (October 2023, commit a7c7567) runs the tables of H100 and A100 80 GB

@@ -751,3 +751,13 @@ def test_llm_foundry_holds_reduced_gradients_in_fp32() -> None:
             "gradients"
         ]
     assert found["llm-foundry"] == found["fsdp"] > 0
+
+
+@pytest.mark.parametrize(("framework", "logits"), [("llm-foundry-2023", 1), ("fsdp", 0)])
+def test_composers_trainer_holds_the_logits_through_the_backward_pass(framework: str, logits: int) -> None:
+    # layers so much wider than the vocabulary that the peak is in a layer's backward pass, not at the loss
+    model = TINY.replace(intermediate_size=65_536, vocab_size=128)
+    found = tiny(framework, model=model, zero=0, recompute="full", num_micro_batches=2)
+    parts = dict(zip(MEMORY_PARTS, found.memory.parts[:, 0].tolist(), strict=True))
+    assert parts["backward_buffers"] > 0
+    assert parts["loss"] == logits * 32 * 128 * 2  # tokens, logits of each, in 16 bits

@@ -22,6 +22,7 @@ from toy import (
     make_problem,
     part,
     some_layouts,
+    tiny,
     toy_cost,
     toy_layout,
 )
@@ -596,3 +597,15 @@ def test_gradients_hide_under_the_forward_passes_that_run_again_too() -> None:
     kept, recomputed = part(found, "gradient_sync")
     again = 2 * float(found.terms.layers.recompute[0, 2, 0])
     assert again > 0 and kept - recomputed == pytest.approx(4 * again * 0.95, rel=1e-9)
+
+
+@pytest.mark.parametrize(("precision", "moved"), [("bf16", 30 + 2 * 2 + 36), ("fp16", 30 + 2 * 2 + 36 + 28)])
+def test_deepspeeds_optimizer_moves_more_of_what_it_shards(precision: str, moved: float) -> None:
+    # ZeRO-1 over 2 ranks: norm in fp64, joined and unscaled gradients, copies, of fp16 the search for overflows
+    found = tiny(
+        "megatron-deepspeed", 2, run={"precision": precision, "grad_dtype": precision}, zero=1, zero_shard_size=2, dp=2
+    )
+    whole = tiny("megatron-deepspeed", 2, run={"precision": precision, "grad_dtype": precision}, zero=0, dp=2)
+    # without ZeRO all parameters, each 30 bytes for Adam, 30 for what is done in 16 bits and two passes; else half of them
+    ratio = part(found, "optimizer")[0] / part(whole, "optimizer")[0]
+    assert ratio == pytest.approx(moved / 2 / (30 + 30 + 2 * 2), rel=1e-4)  # beside a message of 4 bytes
