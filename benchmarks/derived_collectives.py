@@ -24,7 +24,7 @@ def errors(path: Path, profile: str) -> dict[str, np.ndarray]:
     """Return predicted over measured time minus one, by op, of messages of 1 MiB and more in half precision."""
     rows = pd.read_parquet(path)
     rows = rows[(rows["nccl_dtype"] == "half") & (rows["message_size"] * HALF >= LEAST)]
-    collectives = cost_model(find_profile(profile)[0], cache_dir=CACHE).collectives
+    collectives = cost_model(find_profile(profile)[0], cache_dir=CACHE).network.collectives
     found = {}
     for name, of_op in rows.groupby("op_name"):
         size, ranks = of_op["message_size"].to_numpy(float) * HALF, of_op["num_gpus"].to_numpy()

@@ -152,4 +152,4 @@ def _all2all(at: Groups, physics: NetworkParameters) -> np.ndarray:
 
 def _p2p(at: Groups, physics: NetworkParameters) -> np.ndarray:
     wire = at.size / (at.bandwidth * physics.p2p_efficiency)
-    return physics.start + physics.p2p_latency + np.maximum(wire, at.inside)
+    return np.maximum(physics.start + physics.p2p_latency + wire, at.inside)  # no faster than between two ranks of a node

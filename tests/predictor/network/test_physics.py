@@ -95,7 +95,8 @@ def test_all_to_all_and_p2p() -> None:
     assert seconds("all2all", 6400, 2, 4) == pytest.approx(1 + 6 * 0.5 + 6400 * 6 / 8 / 80)
     assert seconds("all2all", 6400, 2, 4, inside=500.0) == pytest.approx(1 + 3 + 500)
     assert seconds("p2p", 400, 2, 4) == pytest.approx(1 + 7 + 400 / 40)
-    assert seconds("p2p", 400, 2, 4, inside=30.0) == pytest.approx(1 + 7 + 30)
+    assert seconds("p2p", 400, 2, 4, inside=30.0) == 30.0  # which has a latency of its own
+    assert seconds("p2p", 400, 2, 4, inside=12.0) == pytest.approx(1 + 7 + 400 / 40)
 
 
 def test_latency_and_transfer_join() -> None:
