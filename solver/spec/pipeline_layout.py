@@ -21,13 +21,7 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     Multi-token prediction is in the last chunk, with the loss, or in the one before it (see predicts_apart). Raises InputError
     for what is no layout, and where the embedding is not in the first chunk, or the loss not in the last one.
     """
-    expanded = re.sub(r"[\s,]", "", text)
-    while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", expanded):
-        expanded = expanded.replace(match[0], match[1] * int(match[2]), 1)
-        if len(expanded) > 100_000:
-            raise InputError(f"pipeline_layout {shown(text)} repeats too often")
-    expanded = re.sub(r"([EtmL])\*(\d{1,4})", lambda found: found[1] * int(found[2]), expanded)
-    chunks = expanded.split("|")
+    chunks = _expanded(text).split("|")
     if not re.fullmatch(r"Et*", chunks[0]) or not re.fullmatch(r"t*m*L", chunks[-1]) or len(chunks) < 2:
         raise InputError(
             f"pipeline_layout {shown(text)} must start with E in its first chunk and end with L in another, as in Et*3|t*4|t*3L"
@@ -37,6 +31,26 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     if wrong:
         raise InputError(f"pipeline_layout {shown(text)}: a chunk {shown(wrong[0])} is not modelled; inner chunks hold layers")
     return tuple(chunk.count("t") for chunk in chunks)
+
+
+def predicted_layers(text: str) -> int:
+    """Return the layers of multi-token prediction that a layout string holds."""
+    return _expanded(text).count("m")
+
+
+def with_predicted(text: str, layers: int) -> str:
+    """Return a layout string that holds multi-token prediction: beside the loss where it is not stated."""
+    return text if predicted_layers(text) else re.sub(r"L\s*$", "m" * layers + "L", text)
+
+
+def _expanded(text: str) -> str:
+    """Return a layout string with its repetitions written out."""
+    expanded = re.sub(r"[\s,]", "", text)
+    while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", expanded):
+        expanded = expanded.replace(match[0], match[1] * int(match[2]), 1)
+        if len(expanded) > 100_000:
+            raise InputError(f"pipeline_layout {shown(text)} repeats too often")
+    return re.sub(r"([EtmL])\*(\d{1,4})", lambda found: found[1] * int(found[2]), expanded)
 
 
 def layers_of_chunks(sizes: Sequence[int], pp: int, v_shaped: bool = False) -> list[np.ndarray]:

@@ -24,6 +24,7 @@ from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
+from solver.spec.pipeline_layout import with_predicted
 from solver.spec.strategy import Strategy
 
 NEWEST = "0.16"  #: Megatron-Core whose arguments these are
@@ -71,7 +72,7 @@ def megatron_arguments(model: ModelSpec, run: Strategy, kinds: bool = False) -> 
     if run.ep * run.etp == 1 and run.moe_dispatcher in DISPATCHERS:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
     run = run.replace(dropout=applies_dropout(model, run))
-    flags = {**_model(model, run), **_layout(run), **_training(run)}
+    flags = {**_model(model, run), **_layout(run, model.num_nextn_predict_layers), **_training(run)}
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
 
 
@@ -240,7 +241,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
     return flags | {"moe-token-dispatcher-type": run.moe_dispatcher}
 
 
-def _layout(run: Strategy) -> Flags:
+def _layout(run: Strategy, predicted_layers: int) -> Flags:
     replicas = run.dp * run.cp
     flags: Flags = {
         "tensor-model-parallel-size": run.tp,
@@ -266,7 +267,7 @@ def _layout(run: Strategy) -> Flags:
         "account-for-loss-in-pipeline-split": run.account_for_loss_in_pipeline_split,
     }
     if run.pipeline_layout:
-        return flags | {"pipeline-model-parallel-layout": run.pipeline_layout}
+        return flags | {"pipeline-model-parallel-layout": with_predicted(run.pipeline_layout, predicted_layers)}
     return flags | {"num-virtual-stages-per-pipeline-rank": run.vpp if run.vpp > 1 else None}
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.rule import Arguments, Rule, implies
-from solver.spec.pipeline_layout import chunk_layers
+from solver.spec.pipeline_layout import chunk_layers, predicted_layers
 
 _START, _CONFIG, _PARALLEL = "validate_args in arguments.py", "transformer_config.py", "model_parallel_config.py"
 _STATE, _OPTIMIZER, _LAYOUT = "parallel_state.py", "optimizer_config.py", "pipeline_parallel_layer_layout.py"
@@ -49,6 +49,11 @@ def _assigned(a: Arguments) -> tuple[int, ...]:
     """Layers of every chunk that a layout states."""
     text = a.text("pipeline-model-parallel-layout")
     return chunk_layers(text) if text else ()
+
+
+def _predicted(a: Arguments) -> int:
+    """Layers of multi-token prediction that a layout states."""
+    return predicted_layers(a.text("pipeline-model-parallel-layout"))
 
 
 def _chunks(a: Arguments) -> int:
@@ -186,6 +191,8 @@ _PIPELINE = (
          lambda a: not (_assigned(a) and "num-virtual-stages-per-pipeline-rank" in a)),
     Rule("pp divides the chunks of --pipeline-model-parallel-layout, which assigns all layers", _LAYOUT,
          lambda a: not _assigned(a) or (len(_assigned(a)) % _pp(a) == 0 and sum(_assigned(a)) == a.size("num-layers"))),
+    Rule("--pipeline-model-parallel-layout holds as many m as --mtp-num-layers", _LAYOUT,
+         lambda a: not _assigned(a) or _predicted(a) == a.size("mtp-num-layers", 0)),
     Rule("--pipeline-model-parallel-layout excludes stated and counted end stages", _CONFIG,
          lambda a: not _assigned(a) or not (_ends(a) or _counted(a))),
     Rule("stated end stages exclude counted ones", _CONFIG, lambda a: not (_ends(a) and _counted(a))),

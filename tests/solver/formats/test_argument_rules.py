@@ -135,6 +135,7 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
             "need --ckpt-format torch",
         ),
         ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"}, ""),  # since about 0.15
+        ({"mtp-num-layers": 1, "pipeline-model-parallel-layout": "Et*4|t*4L"}, "holds as many m as --mtp-num-layers"),
         (LINEAR, ""),
         ({**LINEAR, "context-parallel-size": 2}, "linear attention needs cp 1, a tp that divides --linear-num-key-heads"),
         ({**LINEAR, "linear-num-key-heads": 3, "linear-num-value-heads": 6}, "linear attention needs cp 1"),

@@ -17,7 +17,7 @@ from solver.search.search import search
 from solver.spec.choices import SCHEDULES
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers, layout_text, predicts_apart
+from solver.spec.pipeline_layout import chunk_layers, layout_text, predicted_layers, predicts_apart, with_predicted
 from solver.spec.strategy import Strategy
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages
 
@@ -133,3 +133,12 @@ def test_layers_in_flight_are_counted(chunks: list[int], groups: int) -> None:
             most = max(most, held)
         columns = (np.array([value]) for value in (SCHEDULES.index("interleaved"), m, pp))
         assert stated_layers_in_flight(*columns, chunks, np.array([stage]))[0] == most
+
+
+@pytest.mark.parametrize(
+    ("text", "held", "written"),
+    [("Et*3|t*4L", 0, "Et*3|t*4mmL"), ("Et*3|t*4m*2L", 2, "Et*3|t*4m*2L"), ("Et|(tt|)*3m|L", 1, "Et|(tt|)*3m|L")],
+)
+def test_multi_token_prediction_is_written_beside_the_loss_unless_it_is_stated(text: str, held: int, written: str) -> None:
+    assert predicted_layers(text) == held
+    assert with_predicted(text, 2) == written
