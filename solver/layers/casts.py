@@ -15,6 +15,7 @@ from solver.spec.recipes import FP32, HALF
 CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"
 
 
+BLOCK = 128  #: values that a norm of cuDNN quantises together
 #: Further kernels of a cast that first looks for the largest value: it is set to zero, searched, and becomes a scale
 #: (Transformer Engine's Float8CurrentScalingQuantizer). One call of the host launches all.
 SCALE_KERNELS = 3.0
@@ -29,7 +30,9 @@ def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Ar
     recipe = shapes.recipe
     if recipe is None:
         return []
-    in_norm = normed and recipe.in_norm and shapes.framework.kernels.norm_quantises
+    kernels = shapes.framework.kernels
+    blocks = not recipe.by_axis or (kernels.norm_quantises_blocks and shapes.model.hidden_size % BLOCK == 0)
+    in_norm = normed and recipe.in_norm and kernels.norm_quantises and blocks
     return _casts(shapes, f"{name}.input", module, FORWARD, tokens, width, split, in_norm=in_norm)
 
 

@@ -28,7 +28,28 @@ EAGER_SORTS = {"sort": (4.0, 4.0), "unsort": (2.0, 5.0)}
 
 def dispatch_ops(shapes: Shapes) -> list[Op]:
     """Return the ops that bring tokens to their experts, and in backward the gradients back to the tokens."""
-    return [*_permutation(shapes, "permute"), *_sends(shapes, DISPATCH), *_sorts(shapes, "sort")]
+    return [*_permutation(shapes, "permute"), *_sends(shapes, DISPATCH), *_chosen_map(shapes), *_sorts(shapes, "sort")]
+
+
+#: Small kernels that turn DeepEP's indices into a map of rows by local expert: zeros, a comparison, selections by mask and a
+#: repetition, for which the host waits, two scatters by index and a cast; backward a gather, its zeros and their scatter.
+MAP_KERNELS = {FORWARD: 20.0, INPUT_GRAD: 8.0}
+
+
+def _chosen_map(shapes: Shapes) -> list[Op]:
+    """Return those kernels, which write an 8-byte map and fp32 probabilities of each arrived token and local expert.
+
+    Source: Megatron-Core's token_dispatcher.py, _indices_to_multihot; with its experimental features one kernel does it, which
+    Megatron-Bridge turns on for latent attention.
+    """
+    kernels, model = shapes.framework.kernels, shapes.model
+    fused = kernels.fused_latent_rope and model.has_latent_attention
+    if shapes.run.moe_dispatcher != "deepep" or not kernels.transformer_engine or fused:
+        return []
+    local = np.maximum(model.num_experts // shapes.keys.ep, 1)
+    ops = memory_bound("permute.map", EXCHANGE, "residual", arriving_rows(shapes) * local / MAP_KERNELS[FORWARD], 24.0, 24.0)
+    away = np.where(holds_all_experts(shapes), 0.0, 1.0)
+    return [replace(op, count=away * MAP_KERNELS[op.phase], launches=MAP_KERNELS[op.phase]) for op in ops]
 
 
 def combine_ops(shapes: Shapes) -> list[Op]:

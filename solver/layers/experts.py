@@ -46,6 +46,7 @@ def expert_ops(shapes: Shapes) -> list[Op]:
     )
     return [
         *_padding(shapes, "experts.pad", rows * hidden),
+        *_scaled_input(shapes, rows * hidden),
         *_casts_by_expert(shapes, input_casts(shapes, "experts.w13", EXPERT_MODULE, rows, hidden, False, normed=False)),
         *_input_projections(shapes, rows, width),
         *between,
@@ -66,6 +67,19 @@ def _input_projections(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
         return _grouped(shapes, "w13", ups * width, hidden)
     sums = memory_bound("experts.gradients", EXPERT_MODULE, "residual", rows * hidden, 0.0, 3.0 * shapes.element)
     return [*_grouped(shapes, "w13", width, hidden), *_grouped(shapes, "w3", width, hidden), *sums]
+
+
+def scales_input(shapes: Shapes) -> bool:
+    """Whether the experts' input is multiplied by the router's probabilities, in place of their output: Llama 4's sigmoid of
+    the one expert chosen (Megatron-Core's moe_apply_probs_on_input, torchtitan's score_before_experts)."""
+    return shapes.model.router_score == "sigmoid" and shapes.model.num_experts_per_tok == 1
+
+
+def _scaled_input(shapes: Shapes, elements: Array) -> list[Op]:
+    """Return that product of ``elements`` values: read and written; backward two products, of which one is summed by row."""
+    if not scales_input(shapes):
+        return []
+    return memory_bound("experts.scaled_input", EXPERT_MODULE, "residual", elements, 2.0 * shapes.element, 6.0 * shapes.element)
 
 
 def _quantised_apart(shapes: Shapes) -> bool:

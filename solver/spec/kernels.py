@@ -60,6 +60,8 @@ class Kernels:
     bias_gradient_fused: bool = False  #: weight-gradient GEMMs also sum the gradients of biases (Transformer Engine)
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
     norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
+    #: So does one before a linear of MXFP8, where widths are multiples of 128: cuDNN's norms (NVTE_NORM_FWD_USE_CUDNN).
+    norm_quantises_blocks: bool = False
     #: Formats whose casts write scales as GEMMs read them (Transformer Engine); in others a kernel of its own reorders them.
     swizzled_casts: tuple[str, ...] = ()
     #: GEMMs of fp32 runs round their operands to TF32: Transformer Engine's, and torch's with allow_tf32 (NVIDIA's containers).

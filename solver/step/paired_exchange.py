@@ -25,9 +25,14 @@ from solver.step.op_estimates import LayerTimes, OpEstimates
 #: Layers that are simulated, and of these those that are left out of the mean: the first pairs fill the two streams.
 _LAYERS, _FIRST = 24, 8
 _STREAM = "ep"  #: of the exchange
-#: Compute kernels on that stream, by what they run with, and what hybrid-EP's calls include.
-_MOVED = {"residual2": COMBINE, "shared.sum": COMBINE, "unpermute": COMBINE}
-_IN_HYBRID_CALLS = {"permute": DISPATCH, "sort": DISPATCH, "unsort": COMBINE}
+#: Compute kernels on that stream, by what they run with: of every dispatcher, and of each.
+_MOVED = {"residual2": COMBINE, "shared.sum": COMBINE}
+_OF_DISPATCHER = {
+    "alltoall": {"unpermute": COMBINE},
+    "allgather": {"unpermute": COMBINE},
+    "hybridep": {"permute": DISPATCH, "sort": DISPATCH, "unsort": COMBINE, "unpermute": COMBINE},
+    "deepep": {},  # whose permutations are the experts'
+}
 #: What a kernel that moves bytes slows the GEMMs that it runs beside by, over its own time (assumed: they share the memory and
 #: the multiprocessors, and neither uses all of both).
 MOVED_CONTENTION = 0.5
@@ -66,7 +71,7 @@ def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTime
         return found
 
     def compute(of_experts: bool) -> _Compute:
-        return _Compute(*seconds(lambda op, place: not place and _of_experts(op) == of_experts, 3))
+        return _Compute(*seconds(lambda op, place: not place and _of_experts(op, dispatcher) == of_experts, 3))
 
     def sent(name: str) -> _Messages:
         return _Messages(*seconds(lambda op, place: place == name, 2))
@@ -92,7 +97,7 @@ def _on_exchange_stream(op: Op, dispatcher: str) -> str:
     """Return what an op runs with on the exchange's stream, DISPATCH or COMBINE; "" on that of compute."""
     if op.stream == _STREAM:
         return next((name for name in (DISPATCH, COMBINE) if op.name.startswith(name)), _STREAM)
-    return _MOVED.get(op.name, "") or (_IN_HYBRID_CALLS.get(op.name, "") if dispatcher == "hybridep" else "")
+    return (_MOVED | _OF_DISPATCHER[dispatcher]).get(op.name, "")
 
 
 def _pass_of(op: Op) -> int:
@@ -100,8 +105,9 @@ def _pass_of(op: Op) -> int:
     return 0 if op.phase == FORWARD else 1 + (op.phase == WEIGHT_GRAD)
 
 
-def _of_experts(op: Op) -> bool:
-    return op.module in (EXPERT_MODULE, SHARED_EXPERTS) or (op.module == EXCHANGE and op.name in ("sort", "unsort"))
+def _of_experts(op: Op, dispatcher: str) -> bool:
+    permuted = ("sort", "unsort", *(("permute", "unpermute") if dispatcher == "deepep" else ()))
+    return op.module in (EXPERT_MODULE, SHARED_EXPERTS) or (op.module == EXCHANGE and op.name in permuted)
 
 
 def _steady_seconds(

@@ -68,7 +68,8 @@ NEMO_25 = NEMO_24_09.derive(
         "optimizer_states": CHOICES["optimizer_states"],
         "offloads": ("optimizer", "activations"),
     },
-    kernels={"probabilities_in_activation": True},
+    # launchers of NeMo and Bridge set NVTE_NORM_FWD_USE_CUDNN
+    kernels={"probabilities_in_activation": True, "norm_quantises_blocks": True},
     # param_and_grad_buffer.py: model_weight_buffer and main_weight_buffer; mcore_fsdp_adapter.py: its units are layers, so
     # embedding and head stay gathered; megatron_fsdp.py: the least unit
     memory={"keeps_shards": True, "root_stays": ("embedding", "head"), "communication_unit": 1e9},

@@ -200,3 +200,14 @@ def test_scales_along_an_axis_are_gathered_for_either_product_of_a_row_parallel_
     assert moved(ops["wo.all_gather.input_grad"]) == moved(ops["w2.all_gather.input_grad"]) == T * H * gathered
     once = gathered if recipe == "tensorwise" else gathered / 2
     assert moved(ops["wqkv.all_gather.forward"]) == T * H * once  # of which each pass gathers the order that it reads
+
+
+@pytest.mark.parametrize(
+    ("framework", "hidden", "casts"),
+    [("megatron-core", 256, True), ("megatron-bridge", 256, False), ("megatron-bridge", 64, True)],
+)
+def test_norms_of_cudnn_write_mxfp8(framework: str, hidden: int, casts: bool) -> None:
+    """Performance launchers turn them on; widths must be multiples of 128."""
+    run = toy_layout(8, T, framework=framework, precision="mxfp8")
+    ops = layer_program(layer_keys("mtp"), TINY.replace(hidden_size=hidden), run, cluster_of(DEVICE)).ops
+    assert ("wqkv.input_cast.forward" in {op.label for op in ops}) == casts

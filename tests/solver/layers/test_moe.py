@@ -612,3 +612,24 @@ def test_a_router_in_fp32_casts_its_input_and_its_gradient(framework: str, state
     assert ("router.casts.input_grad" in ops) == wide
     if wide:  # the input: read, written in fp32, read wider; its gradient: written wider, read and written
         assert float(np.ravel(ops["router.casts.input_grad"].dims["bytes"])[0]) == SEQ * HIDDEN * (2 + 4 + 2 + 2 + 4 + 2)
+
+
+def test_a_sigmoid_of_one_expert_scales_the_experts_input() -> None:
+    model = MOE.replace(num_experts_per_tok=1, router_score="sigmoid")
+    ops = {o.label: o for o in program(model, framework="megatron-core").ops if o.name == "experts.scaled_input"}
+    sizes = {label: float(np.ravel(o.dims["bytes"])[0]) for label, o in ops.items()}
+    # each value is read and written; backward two products of three accesses, of which one sums its rows
+    assert sizes == {
+        "experts.scaled_input.forward": SEQ * HIDDEN * 2 * 2,
+        "experts.scaled_input.input_grad": SEQ * HIDDEN * 6 * 2,
+    }
+    assert not any(o.name == "experts.scaled_input" for o in program(framework="megatron-core").ops)
+
+
+@pytest.mark.parametrize(
+    ("framework", "dispatcher", "kernels"),
+    [("megatron-core", "deepep", 20), ("megatron-core", "alltoall", 0), ("nemo-automodel", "deepep", 0)],
+)
+def test_small_kernels_make_a_map_of_deepeps_indices(framework: str, dispatcher: str, kernels: int) -> None:
+    ops = [o for o in program(framework=framework, ep=4, moe_dispatcher=dispatcher).ops if o.label == "permute.map.forward"]
+    assert sum(float(np.ravel(o.count)[0]) for o in ops) == kernels
