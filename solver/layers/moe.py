@@ -18,7 +18,7 @@ from solver.layers.expert_exchange import (
     dispatch_ops,
 )
 from solver.layers.expert_rows import expert_rows, sent_rows
-from solver.layers.experts import expert_ops, expert_width
+from solver.layers.experts import expert_ops, expert_width, scales_input
 from solver.layers.mlp import mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import gradient_sums, linear, memory_bound
 from solver.layers.program import (
@@ -103,8 +103,9 @@ def _wide_gradients(shapes: Shapes) -> list[Op]:
 
     Source: Megatron-Core's moe_utils.py, RouterGatingLinearFunction.
     """
-    stated, kernels = shapes.run.moe_router_fp32, shapes.framework.kernels
-    if not (kernels.router_fp32 if stated is None else stated) or shapes.element == FP32:
+    stated, usual = shapes.run.moe_router_fp32, shapes.framework.kernels.router_fp32
+    usual = usual and not (shapes.model.clamped_gate or scales_input(shapes))  # GPT-OSS and Llama 4
+    if not (usual if stated is None else stated) or shapes.element == FP32:
         return []
     elements = shapes.norm_tokens * shapes.model.hidden_size
     return memory_bound("router.casts", ROUTER, "copy", elements, 0.0, 16.0)

@@ -47,7 +47,7 @@ class Kernels:
     experts_apart: bool = False
     #: Gate and up projections of the experts are grouped GEMMs of their own, the gradients of whose input are added.
     experts_gate_apart: bool = False
-    router_fp32: bool = False  #: the router multiplies in fp32, unless a run says otherwise (moe_router_fp32)
+    router_fp32: bool = False  #: the router multiplies in fp32, but GPT-OSS's and Llama 4's, unless a run says
     routes_consecutive: bool = True  #: with moe_routing consecutive the router runs all the same
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
