@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from solver.layers.program import EXCHANGE, FORWARD, INPUT_GRAD, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.layers.program import EXPERT_MODULE as EXPERTS
 from solver.step.op_estimates import OpEstimates, layer_times
-from solver.step.paired_exchange import paired_seconds
+from solver.step.paired_exchange import MOVED_CONTENTION, paired_seconds
 
 #: name of a time -> (op, module, pass)
 PARTS = {
@@ -136,5 +136,5 @@ def test_kernels_on_the_exchanges_stream_hide_too(dispatcher: str, compute: floa
         estimates = OpEstimates(some, seconds, 0 * seconds, np.zeros(seconds.shape, dtype=np.int8), 0 * seconds)
         return float(paired_seconds(estimates, seconds, layer_times(estimates, seconds, 0.0), dispatcher)[0, 0])
 
-    assert paired_of([*range(7)]) == pytest.approx(compute + 4 + 16 + 0.5 * moved)
+    assert paired_of([*range(7)]) == pytest.approx(compute + 4 + 16 + MOVED_CONTENTION * moved)
     assert paired_of([0, 2, 6]) == pytest.approx(8 + 0.5 + 16)  # a dense layer has no such stream
