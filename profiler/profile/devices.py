@@ -37,9 +37,8 @@ _OPTIONAL = (
     "aliases",
     *_HOST,
 )
-_MAKERS = re.compile(
-    r"nvidia|amd|instinct|tensor core|gpus?\b|\b(?:hgx|dgx|oam|sxm[56])\b"
-)  #: words of a device's name that tell no two apart
+#: Words of a device's name that tell no two apart.
+_MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b|\b(?:hgx|dgx|oam|sxm[56])\b")
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp16": "tf32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room: ten

@@ -34,13 +34,20 @@ def expert_ops(shapes: Shapes) -> list[Op]:
     """Return up (and gate) projection, activation and down projection of a rank's experts, or of its shards of them (etp)."""
     hidden, width = shapes.model.hidden_size, expert_width(shapes)
     rows, columns = expert_rows(shapes), shapes.model.up_matrices * width
+    activated = (
+        _eager_activation(shapes, rows, width)
+        if biased_eager(shapes)
+        else [
+            *_clamps(shapes, rows * width),
+            *_after_host_sync(shapes, activation_ops(shapes, "experts.activation", EXPERT_MODULE, rows * width)),
+        ]
+    )
     between = (
         []
         if shapes.run.moe_fused_experts
         else [
             *_casts_by_expert(shapes, gradient_casts(shapes, "experts.w13", EXPERT_MODULE, rows, columns)),
-            *_clamps(shapes, rows * width),
-            *_after_host_sync(shapes, activation_ops(shapes, "experts.activation", EXPERT_MODULE, rows * width)),
+            *activated,
             *_casts_by_expert(shapes, input_casts(shapes, "experts.w2", EXPERT_MODULE, rows, width, False, normed=False)),
         ]
     )
@@ -63,7 +70,7 @@ def expert_ops(shapes: Shapes) -> list[Op]:
 def _input_projections(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
     """Return up (and gate) projection: one grouped GEMM, or one each, whose input gradients are added (two reads, a write)."""
     hidden, ups = shapes.model.hidden_size, shapes.model.up_matrices
-    if ups == 1 or not shapes.framework.kernels.experts_gate_apart:
+    if ups == 1 or not shapes.framework.kernels.experts_gate_apart or biased_eager(shapes):
         return _grouped(shapes, "w13", ups * width, hidden)
     sums = memory_bound("experts.gradients", EXPERT_MODULE, "residual", rows * hidden, 0.0, 3.0 * shapes.element)
     return [*_grouped(shapes, "w13", width, hidden), *_grouped(shapes, "w3", width, hidden), *sums]
@@ -80,6 +87,32 @@ def _scaled_input(shapes: Shapes, elements: Array) -> list[Op]:
     if not scales_input(shapes):
         return []
     return memory_bound("experts.scaled_input", EXPERT_MODULE, "residual", elements, 2.0 * shapes.element, 6.0 * shapes.element)
+
+
+def biased_eager(shapes: Shapes) -> bool:
+    """Whether experts add their biases and activate by eager kernels of their own (Kernels.biased_experts_eager)."""
+    return shapes.framework.kernels.biased_experts_eager and shapes.model.mlp_bias and shapes.model.clamped_gate
+
+
+def _eager_activation(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
+    """Return the kernels between and behind the grouped GEMMs of torchtitan's GPT-OSS; each value counted by its accesses.
+
+    Both biases, forward: repeated for each row 1, joined with padding 2, added 3; backward: the sum over an expert's rows 1 and
+    a zero beside each (2). Activation, of a pair of gate and up, forward: two clamps of interleaved halves (4 strided), factor
+    2, sigmoid 2, product 3, one more 2, product 3; backward: two products each (6 and 6), sigmoid 3, factor 2, the sum of the
+    gate's two gradients 3, clamps 6, both halves put in place (4 and 4 strided) and added 6. The host waits once for each bias,
+    and launches some ten kernels to repeat it. Source: models/gpt_oss/model/moe.py of 0.2.2, traced in torch.
+    """
+    pair, biased, e = rows * width, rows * (2 * width + shapes.model.hidden_size), shapes.element
+    bias = memory_bound("experts.bias", EXPERT_MODULE, "residual", biased, 6.0 * e, 2.0 * e)
+    strided = memory_bound("experts.activation.halves", EXPERT_MODULE, "strided", pair, 4.0 * e, 8.0 * e)
+    plain = memory_bound("experts.activation", EXPERT_MODULE, "residual", pair, 12.0 * e, 32.0 * e)
+    launches = {FORWARD: (24.0, 2.0, 5.0), INPUT_GRAD: (6.0, 4.0, 12.0)}
+    return [
+        replace(op, launches=launches[op.phase][kind], after_host_sync=kind == 0 and op.phase == FORWARD)
+        for kind, ops in enumerate((bias, strided, plain))
+        for op in ops
+    ]
 
 
 def _quantised_apart(shapes: Shapes) -> bool:

@@ -18,7 +18,7 @@ from solver.layers.expert_exchange import (
     dispatch_ops,
 )
 from solver.layers.expert_rows import expert_rows, sent_rows
-from solver.layers.experts import expert_ops, expert_width, scales_input
+from solver.layers.experts import biased_eager, expert_ops, expert_width, scales_input
 from solver.layers.mlp import mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import gradient_sums, linear, memory_bound
 from solver.layers.program import (
@@ -139,14 +139,14 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     model, e = shapes.model, shapes.element
     rows, width = expert_rows(shapes), expert_width(shapes)
     eager_gate = model.gated_mlp and not shapes.fused_elementwise  # which keeps the activated half too
-    scores = (
-        _routed_tokens(shapes) * model.num_experts * (FP32 + 1)
-    )  # scores in fp32 and the map of chosen experts, a byte each
+    halves = 4 if biased_eager(shapes) else eager_gate  # both clamped ones, a sigmoid and a product
+    # scores in fp32 and the map of chosen experts, a byte each
+    scores = _routed_tokens(shapes) * model.num_experts * (FP32 + 1)
     saved = [
         *([Saved("router_scores", scores)] if _routes(shapes) else []),
         Saved("expert_input", rows * model.hidden_size * shapes.input_element),
         Saved("expert_act_input", rows * width * e * shapes.model.up_matrices),
-        Saved("expert_act_output", rows * width * (shapes.input_element + e * eager_gate)),
+        Saved("expert_act_output", rows * width * (shapes.input_element + e * halves)),
         Saved("probabilities", rows * FP32),
     ]
     if model.clamped_gate and shapes.framework.kernels.clamps_apart and not shapes.run.moe_fused_experts:

@@ -34,6 +34,7 @@ class CanRun:
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
     pipelines_qk_norm: bool = True  #: also of models with norms of q and k
+    compiles_sinks: bool = True  #: torch.compile, also of models with attention sinks
     divides_sinks: bool = True  #: pipelines and context parallelism, also of models with attention sinks
     unfilled_stages: int | None = None  #: 1F1B has at least as many micro batches as stages, but for so many; None: any number
     overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap

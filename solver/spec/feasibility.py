@@ -112,6 +112,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *expert_rules(framework, model, s),
         *linear_rules(framework, model, s),
         *state_space_rules(framework, model, s),
+        (
+            framework.can_run.compiles_sinks or not (s.compile and model.attention_sinks),
+            f"{framework.name} compiles no layers of models with attention sinks; leave out compile",
+        ),
     )
 
 

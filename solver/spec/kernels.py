@@ -51,6 +51,9 @@ class Kernels:
     routes_consecutive: bool = True  #: with moe_routing consecutive the router runs all the same
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
+    #: Experts with biases and clamped gates are eager whatever is compiled: gate and up are one grouped GEMM, biases are
+    #: repeated for every row, joined with padding and added, and the activation works on interleaved halves.
+    biased_experts_eager: bool = False
     #: The GEMMs of all experts are one kernel (torch._grouped_mm); otherwise the host launches one for each, as Transformer
     #: Engine does.
     one_grouped_kernel: bool = False

@@ -182,9 +182,8 @@ def _composition(order: tuple[int, ...], kinds: int, of: _Division, choice: _Cho
     middle: list[int] = []
     for i in range(1, pp - 1):
         exceeded = any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle)
-        covered = (
-            choice.first_covers and (tables[0] >= tables[i]).all()
-        )  # the first also holds the embedding, and more in flight
+        # the first also holds the embedding, and more in flight
+        covered = choice.first_covers and (tables[0] >= tables[i]).all()
         if not exceeded and not covered:
             middle.append(i)
     chosen = list(range(pp)) if choice.every else [0, *([pp - 1] if pp > 1 else []), *middle]

@@ -73,6 +73,8 @@ def _notes(file: SectionReader, release: Release, model: ModelSpec, precision: s
         yield f"expert_parallel_degree {degree} changes nothing: {model.name} has no experts"
     elif degree != 1 and ranks.get("expert_parallel_comm_backend") == "deepep" and not _reads_backend(model):
         yield "expert_parallel_comm_backend deepep changes nothing: torchtitan's code of this model exchanges by all-to-all"
+    if _compiles_no_layers(release, model) and file.section("compile").flag("enable", False):
+        yield "compile.enable compiles no layers of this model in torchtitan's code"
     section = file.section("model")
     if own := attention_kernels(section.text("name", "llama3"), section.text("flavor", "debugmodel")):
         priced = "FlashAttention 2's" if model.attention_sinks else "scaled_dot_product_attention's"
@@ -180,7 +182,13 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
     found |= _experts(file, model) if release.year >= 2026 else {}
     found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes, stages["vpp"]) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
+    if found["compile"] and _compiles_no_layers(release, model):
+        found |= {"compile": False, "compile_loss": found.get("compile_loss", True) or None}
     return found, assumed
+
+
+def _compiles_no_layers(release: Release, model: ModelSpec) -> bool:
+    return model.attention_sinks and not framework_of(release.framework).can_run.compiles_sinks
 
 
 def _experts(file: SectionReader, model: ModelSpec) -> dict[str, Any]:

@@ -114,6 +114,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "shards_experts_alike": True,  # parallel_dims.py: experts are divided within a group of shards
         "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
         "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
+        "compiles_sinks": False,  # models/gpt_oss/infra/parallelize.py: no apply_compile
         "divides_sinks": False,  # models/gpt_oss: the same, and FlexAttention, with which no model splits its sequences
         "routings": ("random", "consecutive"),  # debug.moe_force_load_balance
         "plain_deepep": True,  # only models/deepseek_v3 and llama4 read expert_parallel_comm_backend
@@ -128,6 +129,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
         "flex_sinks": True,  # models/gpt_oss
         "repeats_kv": False,  # models/llama3/model/model.py: enable_gqa
         "experts_gate_apart": True,
+        "biased_experts_eager": True,  # models/gpt_oss/model/moe.py
         "one_grouped_kernel": True,  # models/moe/moe.py: torch._grouped_mm
         "probabilities_in_activation": False,  # score_before_experts is off
         "combines_in_fp32": True,

@@ -252,6 +252,8 @@ def test_flavors_with_flex_attention(name: str, flavor: str, shipped: str, tmp_p
     assert config.model == model_of(shipped).replace(num_nextn_predict_layers=0)  # torchtitan has no such modules
     assert any("FlexAttention" in note for note in config.notes)
     assert config.layout["moe_dispatcher"] == ("deepep" if name == "deepseek_v3" else "alltoall")
+    compiled = "compile.enable compiles no layers of this model in torchtitan's code" in config.notes
+    assert (config.layout["compile"], compiled) == ((False, True) if name == "gpt_oss" else (True, False))
     told = load(tmp_path, text.replace("tensor_parallel_degree", "context_parallel_degree")).notes
     assert [note for note in told if "flavors with FlexAttention or varlen attention exclude context parallelism" in note]
 

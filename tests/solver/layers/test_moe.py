@@ -633,3 +633,27 @@ def test_a_sigmoid_of_one_expert_scales_the_experts_input() -> None:
 def test_small_kernels_make_a_map_of_deepeps_indices(framework: str, dispatcher: str, kernels: int) -> None:
     ops = [o for o in program(framework=framework, ep=4, moe_dispatcher=dispatcher).ops if o.label == "permute.map.forward"]
     assert sum(float(np.ravel(o.count)[0]) for o in ops) == kernels
+
+
+def test_torchtitans_gpt_oss_adds_biases_and_activates_by_kernels_of_its_own() -> None:
+    """Traced in torch: with equal widths 34 and 46 accesses of a row's value each way, and 8 kept beside the probabilities."""
+    model = MOE.replace(moe_intermediate_size=HIDDEN, mlp_bias=True, clamped_gate=True, attention_sinks=True)
+    layer = program(model, framework="torchtitan-2026-02", fused_norm=True, moe_permute_fusion=False)
+    rows = SEQ * TOP * HIDDEN * 2
+    passes = dict.fromkeys((FORWARD, "input_grad"), 0.0)
+    for o in layer.ops:
+        if o.name.startswith(("experts.bias", "experts.activation")):
+            passes[o.phase] += float(np.ravel(o.dims["bytes"])[0] * np.ravel(o.count)[0]) / rows
+    assert passes == {FORWARD: 3 * 6 + 4 + 12, "input_grad": 3 * 2 + 8 + 32}
+    assert not any(o.name == "experts.w3" for o in layer.ops), "gate and up are one grouped GEMM"
+    kept = sum(saved(layer, name) for name in ("expert_input", "expert_act_input", "expert_act_output"))
+    assert kept == 8 * rows
+
+
+def test_torchtitan_compiles_no_layers_with_sinks() -> None:
+    model = MOE.replace(attention_sinks=True)
+    with pytest.raises(InputError, match="torchtitan-2026-02 compiles no layers of models with attention sinks"):
+        check_framework(
+            model,
+            toy_layout(8, SEQ, framework="torchtitan-2026-02", fused_norm=True, compile=True, zero=3, dp=8, zero_shard_size=8),
+        )
