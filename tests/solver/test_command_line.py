@@ -800,14 +800,11 @@ def test_a_search_says_what_balancing_stages_would_bring(tmp_path: Path, capsys:
 
 
 def test_explain_says_that_it_explains_the_best_layout_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    note, script, words = (
-        "explained is the best layout of a search; --own explains the config's",
-        tmp_path / "run.sh",
-        ["explain"],
-    )
-    assert console([*words, "--config", str(ROOT / CONFIG), "--world_size", "64"]) == 0
+    note = "explained is the best layout of a search; --own explains the config's"
+    script, words = tmp_path / "run.sh", ["explain"]
+    assert console([*words, "--config", str(ROOT / CONFIG), "--world_size", "16"]) == 0
     assert note in capsys.readouterr().out
-    assert console([*words, "--own", "--config", str(ROOT / CONFIG), "--world_size", "64"]) == 0
+    assert console([*words, "--own", "--config", str(ROOT / CONFIG), "--world_size", "16"]) == 0
     assert note not in capsys.readouterr().out
     assert console(["search", "--model_size", "llama3_8b", "--world_size", "16", "--export", str(script)]) == 0
     assert console([*words, "--config", str(script)]) == 0
