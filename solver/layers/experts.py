@@ -34,20 +34,12 @@ def expert_ops(shapes: Shapes) -> list[Op]:
     """Return up (and gate) projection, activation and down projection of a rank's experts, or of its shards of them (etp)."""
     hidden, width = shapes.model.hidden_size, expert_width(shapes)
     rows, columns = expert_rows(shapes), shapes.model.up_matrices * width
-    activated = (
-        _eager_activation(shapes, rows, width)
-        if biased_eager(shapes)
-        else [
-            *_clamps(shapes, rows * width),
-            *_after_host_sync(shapes, activation_ops(shapes, "experts.activation", EXPERT_MODULE, rows * width)),
-        ]
-    )
     between = (
         []
         if shapes.run.moe_fused_experts
         else [
             *_casts_by_expert(shapes, gradient_casts(shapes, "experts.w13", EXPERT_MODULE, rows, columns)),
-            *activated,
+            *_activation(shapes, rows, width),
             *_casts_by_expert(shapes, input_casts(shapes, "experts.w2", EXPERT_MODULE, rows, width, False, normed=False)),
         ]
     )
@@ -94,14 +86,22 @@ def biased_eager(shapes: Shapes) -> bool:
     return shapes.framework.kernels.biased_experts_eager and shapes.model.mlp_bias and shapes.model.clamped_gate
 
 
+def _activation(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
+    """Return what runs between the grouped GEMMs, in 16 bits."""
+    if biased_eager(shapes):
+        return _eager_activation(shapes, rows, width)
+    activation = activation_ops(shapes, "experts.activation", EXPERT_MODULE, rows * width)
+    return [*_clamps(shapes, rows * width), *_after_host_sync(shapes, activation)]
+
+
 def _eager_activation(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
     """Return the kernels between and behind the grouped GEMMs of torchtitan's GPT-OSS; each value counted by its accesses.
 
     Both biases, forward: repeated for each row 1, joined with padding 2, added 3; backward: the sum over an expert's rows 1 and
     a zero beside each (2). Activation, of a pair of gate and up, forward: two clamps of interleaved halves (4 strided), factor
     2, sigmoid 2, product 3, one more 2, product 3; backward: two products each (6 and 6), sigmoid 3, factor 2, the sum of the
-    gate's two gradients 3, clamps 6, both halves put in place (4 and 4 strided) and added 6. The host waits once for each bias,
-    and launches some ten kernels to repeat it. Source: models/gpt_oss/model/moe.py of 0.2.2, traced in torch.
+    gate's two gradients 3, clamps 6, both halves put in place (4 and 4 strided) and added 6. The host waits for the numbers of
+    rows before it repeats a bias, by some ten kernels. Source: models/gpt_oss/model/moe.py of 0.2.2, traced in torch.
     """
     pair, biased, e = rows * width, rows * (2 * width + shapes.model.hidden_size), shapes.element
     bias = memory_bound("experts.bias", EXPERT_MODULE, "residual", biased, 6.0 * e, 2.0 * e)

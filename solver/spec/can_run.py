@@ -74,6 +74,8 @@ class CanRun:
     gathers_fp8_shards: bool = False  #: fp8_param_gather where FSDP quantises each rank's shard before it gathers them
     fp8_attention: bool = False
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
+    chooses_rope: bool = False  #: rope_fusion
+    chooses_router_type: bool = False  #: moe_router_fp32
     compiles_loss_apart: bool = False  #: compile_loss: the loss is compiled without the model, or the model without it
     compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's
     leaves_unaligned: bool = False  #: quantised runs leave linears of sizes that their GEMMs refuse in 16 bits

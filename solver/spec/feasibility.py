@@ -28,7 +28,7 @@ from solver.spec.rules.context import context_exchange_broken, heads_divide_by_c
 from solver.spec.rules.deferral import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.rules.experts import expert_rules, mode_broken
 from solver.spec.rules.graphs import graph_rules, graphs_offered
-from solver.spec.rules.kernels import attention_rules, loss_rules, projection_rule
+from solver.spec.rules.kernels import attention_rules, fusion_rules, loss_rules, projection_rule
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.offload import check_host, offload_rules
 from solver.spec.rules.optimizers import muon_mode_broken, muon_shards, optimizer_rules, zero_broken
@@ -112,10 +112,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *expert_rules(framework, model, s),
         *linear_rules(framework, model, s),
         *state_space_rules(framework, model, s),
-        (
-            framework.can_run.compiles_sinks or not (s.compile and model.attention_sinks),
-            f"{framework.name} compiles no layers of models with attention sinks; leave out compile",
-        ),
+        *fusion_rules(framework, model, s),
     )
 
 

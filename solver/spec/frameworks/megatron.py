@@ -92,6 +92,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "cp_comms": CHOICES["cp_comm"],  # --cp-comm-type, since 0.10; a2a+p2p with --hierarchical-context-parallel-sizes
         # Transformer Engine's context_parallel.py: qkv_format thd by p2p; by a2a since 2.10, by all_gather since 2.18
         "packed_exchanges": ("ring",),
+        "chooses_rope": True,  # --no-rope-fusion
+        "chooses_router_type": True,  # --moe-router-dtype, since 0.11
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from solver.spec.framework import Framework
+from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
 from solver.spec.run import Run
 
@@ -32,6 +33,19 @@ def loss_rules(framework: Framework, s: Run) -> tuple[tuple[bool, str], ...]:
             s.compile_loss is None or not s.cross_entropy_fusion,
             "compile_loss changes nothing with cross_entropy_fusion; leave it out",
         ),
+    )
+
+
+def fusion_rules(framework: Framework, model: ModelSpec, s: Run) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of kernels that only some frameworks let a run choose, or compile."""
+    can, name = framework.can_run, framework.name
+    return (
+        (
+            can.compiles_sinks or not (s.compile and model.attention_sinks),
+            f"{name} compiles no layers of models with attention sinks; leave out compile",
+        ),
+        (can.chooses_rope or s.rope_fusion is None, f"{name} does not offer rope_fusion; leave it out"),
+        (can.chooses_router_type or s.moe_router_fp32 is None, f"{name} does not offer moe_router_fp32; leave it out"),
     )
 
 

@@ -9,7 +9,7 @@ from solver.spec.rules.adapters import adapter_rules
 from solver.spec.rules.deferral import deferral_rules
 from solver.spec.rules.experts import dispatch_broken, dispatch_rules, fused_experts_broken
 from solver.spec.rules.graphs import graph_rules, graphs_left_out, graphs_offered
-from solver.spec.rules.kernels import attention_rules, compile_rule, loss_rules, projection_rule
+from solver.spec.rules.kernels import attention_rules, compile_rule, fusion_rules, loss_rules, projection_rule
 from solver.spec.rules.linears import linear_rules
 from solver.spec.rules.offload import offload_rules
 from solver.spec.rules.optimizers import optimizer_rules
@@ -29,6 +29,7 @@ def check_run(framework: Framework, model: ModelSpec, run: Run) -> None:
             ends_rule(framework, run),
             gather_rule(framework, run),
             compile_rule(framework, run),
+            *fusion_rules(framework, model, run),
         )
     )
     _check_modules(framework, model, run)

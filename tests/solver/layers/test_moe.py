@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from solver.layers.program import FORWARD, GROUPED_LINEAR, LINEAR, ONE_KERNEL, L
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
+from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import layer_parameters
+from solver.spec.rules.runs import check_run
 
 #: 8 experts of width 32, of which a token goes to 2; SEQ tokens, hidden size 64.
 SEQ, HIDDEN, WIDTH, EXPERTS, TOP = 256, 64, 32, 8, 2
@@ -657,3 +660,19 @@ def test_torchtitan_compiles_no_layers_with_sinks() -> None:
             model,
             toy_layout(8, SEQ, framework="torchtitan-2026-02", fused_norm=True, compile=True, zero=3, dp=8, zero_shard_size=8),
         )
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "sentence"),
+    [
+        ("torchtitan-2026-02", {"compile": True}, "compiles no layers of models with attention sinks; leave out compile"),
+        ("torchtitan-2026-02", {"rope_fusion": True}, "does not offer rope_fusion"),
+        ("nemo-automodel", {"moe_router_fp32": False}, "does not offer moe_router_fp32"),
+        ("megatron-core", {"rope_fusion": False, "moe_router_fp32": True}, ""),
+    ],
+)
+def test_a_run_chooses_the_kernels_that_its_framework_offers(framework: str, given: dict[str, bool], sentence: str) -> None:
+    release = framework_of(framework)
+    run = toy_layout(8, SEQ, **{**release.flags, "framework": framework, **given})
+    with pytest.raises(InputError, match=sentence) if sentence else nullcontext():
+        check_run(release, MOE.replace(attention_sinks=True), run)
